@@ -100,7 +100,8 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "state": {"gb_per_s", "over_one_holder", "beyond_hashing_us", "rx_bytes", "what", "links", "holders"},
         "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
         | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns"},
-        "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"},
+        "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"}
+        | {"silent"},
         "iteration": {*report.spread([1]), "waiting_cpu_percent", "store", "ranks"},
         "hints": {*report.spread([1]), "read_ns", "flows_per_s", "torn", "part", "flows", "reads"},
         "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "part", "way", "size_bytes"},

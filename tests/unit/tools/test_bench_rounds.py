@@ -3,7 +3,7 @@
 import pytest
 
 from ringfold.tools.bench import rounds
-from ringfold.tools.bench.rounds import Case, growth_of, plan, turns_of
+from ringfold.tools.bench.rounds import Case, growth_of, parts_of, plan, turns_of
 from ringfold.tools.bench.rounds_worker import Mark, Marks
 
 MS = 1_000_000
@@ -51,7 +51,13 @@ def test_time_rounds_are_measured_from_the_last_window() -> None:
 @pytest.mark.parametrize(("power", "exponent"), [(1, 1.0), (2, 2.0), (0, 0.0)])
 def test_growth_tells_linear_from_worse(power: int, exponent: float) -> None:
     rows: list[dict[str, float | int | str | bool | None]] = [
-        {"kind": "master", "mode": "recorded", "steps": False, "nodes": nodes, "p50_ms": float(nodes**power)}
+        {
+            "kind": "master",
+            "mode": "recorded",
+            "window_ms": rounds.RECORDED_MS,
+            "nodes": nodes,
+            "p50_ms": float(nodes**power),
+        }
         for nodes in (2, 8, 32, 128)
     ]
     found = growth_of(rows)
@@ -76,3 +82,23 @@ def test_long_windows_are_measured_with_and_without_steps() -> None:
     long = [case for case in plan([2, 8, 128], ["master"], 10, 5, {}) if case.window_ms == rounds.LONG_MS]
     assert Case("master", 8, False, rounds.LONG_MS, 5, steps=True) in long
     assert Case("master", 128, True, rounds.LONG_MS, 5, steps=True) in long
+
+
+def test_one_node_falls_silent_in_rows_with_long_windows() -> None:
+    cases = plan([2, 8, 128], ["master"], 10, 5, {})
+    silent = {(case.nodes, case.silent, case.window_ms) for case in cases if case.silent != rounds.NOBODY}
+    assert silent == {(nodes, how, rounds.LONG_MS) for nodes in (8, 128) for how in (rounds.FROZEN, rounds.STUCK)}
+
+
+def test_the_parts_of_a_turn_add_up_to_it() -> None:
+    quick, slow = marks((100 * MS, 101 * MS, 120 * MS)), marks((100 * MS, 103 * MS, 118 * MS))
+    for marked, sent_ms in ((quick, 106), (slow, 109)):
+        marked.reports[1] = Mark(sent_ms * MS, sent_ms * MS, sent_ms * MS)
+        marked.starts[2].sent_ns = 115 * MS
+    row = parts_of(2, [quick, slow])
+    assert (row["end_ms"], row["held_ms"], row["master_ms"], row["start_ms"]) == (3, 6, 6, 5)
+    assert sum(row[f"{part}_ms"] for part in ("end", "held", "master", "start")) == 20  # type: ignore[misc]
+
+
+def test_a_round_that_not_all_nodes_reported_has_no_parts() -> None:
+    assert parts_of(2, [marks((100, 110, 150))]) == {}

@@ -13,6 +13,14 @@ window. `time`: from the last window's end to the last node's ROUND_START; no no
 rounds, only windows.
 
 In rows with steps, every fourth node's clock steps by a millisecond in every window, forward and back in turn.
+
+In rows with a silent node, one node does nothing from some instant of a window on: it is `frozen` (its process is
+stopped), or `stuck` (it sends heartbeats and nothing else). Rounds from that window on count, and the turn is that of
+all other nodes.
+
+*Where the turn of `master` goes.* The monotonic clock of this machine splits it exactly, at four instants: the last
+node has received ROUND_END (`end_ms`), the last report is sent (`held_ms`), ROUND_START is sent (`master_ms`), and the
+last node has received it (`start_ms`).
 """
 
 import importlib.util
@@ -31,7 +39,7 @@ from ringfold.probe.fit import fit
 from ringfold.probe.logs.files import ExportSettings, LogReader, ProbeLog, logs_in
 from ringfold.probe.logs.lines import FitLine, RoundLine, WindowFields, WindowLine, window_lines
 from ringfold.probe.models import MODELS, window
-from ringfold.runtime.clock import thread_cpu_ns
+from ringfold.runtime.clock import monotonic_ns, thread_cpu_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds
 from ringfold.tools.bench.rounds_worker import Mark, Marks, WorkerOrder
@@ -53,6 +61,11 @@ LOST_NS = 200_000_000
 """The master's time does not run while the master was kept from running for longer than this."""
 
 
+NOBODY, FROZEN, STUCK = "nobody", "frozen", "stuck"
+SILENT_AFTER_S = 0.9
+"""How long after a round's end a node falls silent: in the window that follows."""
+
+
 class Case(msgspec.Struct, frozen=True):
     """One row."""
 
@@ -63,11 +76,16 @@ class Case(msgspec.Struct, frozen=True):
     rounds: int
     steps: bool = False
     points: bool = False
+    silent: str = NOBODY
 
     @property
     def text(self) -> str:
         what = "recorded" if self.is_recorded else "processes"
-        return f"{self.kind}, {self.nodes} {what}, {self.window_ms} ms{', steps' if self.steps else ''}"
+        return f"{self.kind}, {self.nodes} {what}, {self.window_ms} ms{', steps' if self.steps else ''}{self.silence}"
+
+    @property
+    def silence(self) -> str:
+        return "" if self.silent == NOBODY else f", one {self.silent}"
 
 
 def command(
@@ -107,10 +125,13 @@ def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, sk
         cases += [Case("master", count, False, SHORT_MS, rounds) for count in few]
         cases += [Case("master", count, True, RECORDED_MS, rounds) for count in counts]
         if long and few:
-            cases += [Case("master", few[-1], False, LONG_MS, long, steps) for steps in (False, True)]
+            cases += [Case("master", count, False, LONG_MS, long) for count in few]
+            cases.append(Case("master", few[-1], False, LONG_MS, long, steps=True))
             cases.append(Case("master", few[0], False, LONG_MS, 2, points=True))
+            cases += [Case("master", few[-1], False, LONG_MS, long, silent=silent) for silent in (FROZEN, STUCK)]
         if long:
-            cases.append(Case("master", counts[-1], True, LONG_MS, long, steps=True))
+            cases += [Case("master", counts[-1], True, LONG_MS, long, steps=steps) for steps in (False, True)]
+            cases += [Case("master", counts[-1], True, LONG_MS, long, silent=silent) for silent in (FROZEN, STUCK)]
     if "time" in kinds:
         cases += [Case("time", count, False, TIME_MS, max(2, rounds // 6)) for count in few[-1:]]
         cases += [Case("time", count, True, TIME_MS, max(2, rounds // 6)) for count in counts if count not in few]
@@ -138,12 +159,18 @@ def measure(case: Case) -> Row:
             "window_ms": case.window_ms,
             "steps": case.steps,
             "points": case.points,
+            "silent": case.silent,
         }
-        turns = turns_of(case.kind, case.nodes, list(outcome.marks.values()))
+        marks = list(outcome.marks.values())
+        nodes = case.nodes if case.silent == NOBODY else case.nodes - 1
+        turns = turns_of(case.kind, nodes, marks)
         row |= {"master_cpu_ms": outcome.master_cpu_ns / 1e6 / len(turns) if turns and outcome.master_cpu_ns else None}
-        row |= _turns(turns[WARM_UP:], case.window_ms)
-        fits = [ns for marks in outcome.marks.values() for ns in marks.fits_ns]
+        row |= _turns(turns[WARM_UP if case.silent == NOBODY else 0 :], case.window_ms)
+        row |= parts_of(nodes, marks) if case.kind == "master" else {}
+        fits = [ns for each in marks for ns in each.fits_ns]
+        rotates = [ns for each in marks for ns in each.rotates_ns]
         row |= {"node_fit_us": statistics.median(fits) / 1e3 if fits else None}
+        row |= {"node_rotate_us": statistics.median(rotates) / 1e3 if rotates else None}
         return row | _logged(logs)
 
 
@@ -155,11 +182,11 @@ class RoundMarks(msgspec.Struct, frozen=True):
 def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     settings: dict[str, Any] = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
     where = cluster.start_master(probe_export=logs, **settings).address
+    shares = [1] * case.nodes
     if case.is_recorded:
-        workers = min(RECORDED_WORKERS, case.nodes)
-        shares = [len(range(worker, case.nodes, workers)) for worker in range(workers)]
-    else:
-        shares = [1] * case.nodes
+        together = case.nodes - (case.silent != NOBODY)
+        workers = min(RECORDED_WORKERS, together)
+        shares = [len(range(worker, together, workers)) for worker in range(workers)] + [1] * (case.nodes - together)
     names = [f"worker-{number}" for number in range(len(shares))]
     first = 0
     for name, share in zip(names, shares, strict=True):
@@ -172,11 +199,31 @@ def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     if case.kind == "local":
         cluster.pause(case.window_ms * case.rounds / 1_000)
         return RoundMarks({})
+    timeout_s = START_S + 3 * case.rounds * case.window_ms / 1_000
+    if case.silent != NOBODY:
+        return _with_silent_node(cluster, case, names, timeout_s)
     before = cpu_ns(cluster.pid("master"))
     cluster.send(names, {"rounds": case.rounds + WARM_UP})
-    timeout_s = START_S + 3 * case.rounds * case.window_ms / 1_000
     marks = cluster.gather(names, timeout_s)
     return RoundMarks(_marks(marks), cpu_ns(cluster.pid("master")) - before)
+
+
+def _with_silent_node(cluster: LocalCluster, case: Case, names: Sequence[str], timeout_s: float) -> RoundMarks:
+    """Some rounds with all nodes; then the last node falls silent in the middle of a window."""
+    cluster.send(names, {"rounds": WARM_UP})
+    cluster.gather(names, timeout_s)
+    cluster.pause(SILENT_AFTER_S)
+    *others, last = names
+    if case.silent == FROZEN:
+        cluster.processes[last].freeze()
+    else:
+        cluster.send([last], {"stuck": True})
+    silent_ns, before = monotonic_ns(), cpu_ns(cluster.pid("master"))
+    cluster.send(others, {"rounds": case.rounds})
+    marks = _marks(cluster.gather(others, timeout_s))
+    for each in marks.values():
+        each.ends = {sequence: mark for sequence, mark in each.ends.items() if mark.first_ns >= silent_ns}
+    return RoundMarks(marks, cpu_ns(cluster.pid("master")) - before)
 
 
 def _gloo(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
@@ -229,6 +276,29 @@ def turns_of(kind: str, nodes: int, workers: Sequence[Marks]) -> list[int]:
             behind = late if not turns else min(behind, late)
         turns.append(starts[each].last_ns - end.sent_ns - (behind if behind > LOST_NS else 0))
     return turns[::-1]
+
+
+def parts_of(nodes: int, workers: Sequence[Marks]) -> Row:
+    """Where the turns of `master` rounds go: medians of the four parts, in ms, and the worst of each.
+
+    Rounds in which the master's clock was behind are left out: its instants cannot be compared with the others.
+    """
+    ends = _together([marks.ends for marks in workers])
+    reports = _together([marks.reports for marks in workers])
+    starts = _together([marks.starts for marks in workers])
+    split: list[tuple[int, int, int, int]] = []
+    for each in sorted(ends):
+        if each not in reports or each + 1 not in starts:
+            continue
+        end, report, start = ends[each], reports[each], starts[each + 1]
+        whole = end.count == report.count == start.count == nodes
+        if whole and end.first_ns - end.sent_ns <= LOST_NS:
+            held_ns, master_ns = report.last_ns - end.last_ns, start.sent_ns - report.last_ns
+            split.append((end.last_ns - end.sent_ns, held_ns, master_ns, start.last_ns - start.sent_ns))
+    names = ("end", "held", "master", "start")
+    columns = dict(zip(names, zip(*split, strict=True), strict=True)) if split else {}
+    row: Row = {f"{name}_ms": statistics.median(times) / 1e6 for name, times in columns.items()}
+    return row | {f"{name}_max_ms": max(times) / 1e6 for name, times in columns.items()}
 
 
 def _together(workers: Sequence[Mapping[int, Mark]]) -> dict[int, Mark]:
@@ -290,7 +360,7 @@ def growth_of(rows: Sequence[Row]) -> Row | None:
     points = sorted(
         (int(row["nodes"]), float(row["p50_ms"]))
         for row in rows
-        if row["kind"] == "master" and row["mode"] == "recorded" and not row["steps"]
+        if row["kind"] == "master" and row["mode"] == "recorded" and row["window_ms"] == RECORDED_MS
         if isinstance(row["nodes"], int) and isinstance(row["p50_ms"], float)
     )
     if len(points) < 3:
@@ -345,6 +415,12 @@ TURNS = (
 )
 PARTS = (
     _CASE,
+    *(Column(part, f"{part}_ms", _short) for part in ("end", "held", "master", "start")),
+    Column("fits", "node_fit_us", microseconds),
+    Column("rotate", "node_rotate_us", microseconds),
+)
+METRICS = (
+    _CASE,
     *(Column(part, f"{part}_ms", _short) for part in ("stop", "fit", "gather", "calculate", "restart")),
 )
 COSTS = (
@@ -370,7 +446,8 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
     logs = [row for row in rows if row["kind"] == "log"]
     return [
         Sheet("rounds: from one window to the next (share: p99, of a window)", cases, TURNS),
-        Sheet("where it goes (ms)", cases, PARTS),
+        Sheet("where a turn goes (ms, medians)", cases, PARTS),
+        Sheet("the same from the summaries' metrics (ms)", cases, METRICS),
         Sheet("the master's CPU for a round; bytes of reports and of logs", cases, COSTS),
         Sheet("a node's log, 4 edges and 1,000 exchanges each", logs, LOGS),
     ]
@@ -378,7 +455,9 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
 
 def _case(row: Row) -> str:
     """What was measured: kind, nodes, how they were made, their windows."""
-    return f"{row['kind']} {row['nodes']} {row['mode']} {row['window_ms']} ms{' steps' if row.get('steps') else ''}"
+    more = " steps" if row.get("steps") else ""
+    more += "" if row.get("silent", NOBODY) == NOBODY else f" {row['silent']}"
+    return f"{row['kind']} {row['nodes']} {row['mode']} {row['window_ms']} ms{more}"
 
 
 def _numbers(text: str) -> list[int]:

@@ -25,7 +25,7 @@ from ringfold.probe.nodes.joined import JoinedNode
 from ringfold.probe.nodes.prober import ProbeSocket, raw_now
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.calculation import Calculation
-from ringfold.probe.rounds.events import FromRoundMaster
+from ringfold.probe.rounds.events import FromRoundMaster, ToRoundMaster
 from ringfold.probe.rounds.gloo import GlooRounds
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
@@ -33,7 +33,8 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.process import freeze_garbage_collector
 from ringfold.runtime.threads import pause
 from ringfold.tools.cluster import Channel, ChannelClosed, Message
-from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundEnd, RoundStart
+from ringfold.wire.messages import Message as WireMessage
+from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundEnd, RoundReport, RoundStart
 
 HOST = "127.0.0.1"
 RECORDED, RECORDED_S = 6, 0.15
@@ -83,11 +84,18 @@ class Marks(msgspec.Struct):
 
     ends: dict[int, Mark] = {}
     starts: dict[int, Mark] = {}
+    reports: dict[int, Mark] = {}
+    """Reports that were handed to the kernel."""
+    rotates_ns: list[int] = []
+    """How long the prober took to close a window."""
     fits_ns: list[int] = []
     """How long the fits of one window of one node took, those ahead of its end too."""
 
     def end(self, sequence: int, sent_ns: int) -> None:
         _mark(self.ends, sequence, sent_ns, monotonic_ns(), 0)
+
+    def report(self, sequence: int, at_ns: int) -> None:
+        _mark(self.reports, sequence, at_ns, at_ns, 0)
 
     def start(self, sequence: int, sent_ns: int, closed_ns: int) -> None:
         _mark(self.starts, sequence, sent_ns, monotonic_ns(), closed_ns)
@@ -102,13 +110,16 @@ def _mark(marks: dict[int, Mark], sequence: int, sent_ns: int, at_ns: int, close
 
 
 class StampedProber(ProbeSocket):
-    """A prober that knows when it last closed a window."""
+    """A prober that knows when it last closed a window, and how long that took each time."""
 
     closed_ns = 0
+    rotates_ns: list[int]
 
     def rotate(self) -> list[EdgeWindow]:
         self.closed_ns = monotonic_ns()
-        return super().rotate()
+        windows = super().rotate()
+        self.rotates_ns.append(monotonic_ns() - self.closed_ns)
+        return windows
 
 
 class NoProber(StampedProber):
@@ -155,6 +166,22 @@ class NoProber(StampedProber):
 
     def close(self) -> None:
         pass
+
+
+class BenchNode(JoinedNode):
+    """A node that marks its reports. Once it is stuck, it sends heartbeats and handles no message."""
+
+    marks: Marks
+    is_stuck = False
+
+    def send(self, message: ToRoundMaster) -> None:
+        super().send(message)
+        if isinstance(message, RoundReport):
+            self.marks.report(message.round.sequence, monotonic_ns())
+
+    def _receive(self, message: WireMessage) -> None:
+        if not self.is_stuck:
+            super()._receive(message)
 
 
 class RealShell(NodeShell):
@@ -215,11 +242,12 @@ class Worker:
         self._marks = Marks()
         self._until = 0
         self._connected = 0
+        self._nodes: list[BenchNode] = []
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
         recorded = record() if self._order.is_recorded else []
-        nodes = [self._node(self._order.first + number, recorded) for number in range(self._order.nodes)]
+        nodes = self._nodes = [self._node(self._order.first + number, recorded) for number in range(self._order.nodes)]
         freeze_garbage_collector()
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
         await asyncio.gather(*(node.run(self._stop) for node in nodes))
@@ -230,11 +258,16 @@ class Worker:
         except ChannelClosed:
             os._exit(0)
         while (order := self._channel.queued()) is not None:
+            if "stuck" in order:
+                for node in self._nodes:
+                    node.is_stuck = True
+                continue
             self._until = max(self._marks.starts, default=0) + 1 + int(order["rounds"])
 
-    def _node(self, number: int, recorded: Sequence[EdgeFit]) -> JoinedNode:
+    def _node(self, number: int, recorded: Sequence[EdgeFit]) -> BenchNode:
         order, marks = self._order, self._marks
         prober = NoProber() if order.is_recorded else StampedProber(0, HOST)
+        prober.rotates_ns = marks.rotates_ns
         is_stepped = order.steps and number % STEPPED == 1
 
         def received(message: FromRoundMaster) -> None:
@@ -252,10 +285,11 @@ class Worker:
             if self._connected == order.nodes:
                 self._channel.send({"connected": order.nodes})
 
-        node = JoinedNode(
+        node = BenchNode(
             [order.master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
             on_connected=connected, on_message=received,
         )  # fmt: skip
+        node.marks = marks
         node.shell = self._shell(node, prober, recorded)
         return node
 
@@ -320,6 +354,7 @@ def rank(channel: Channel, order: WorkerOrder) -> None:
 
     number, marks = order.first, Marks()
     prober = StampedProber(number, HOST, order.probe_ports[number])
+    prober.rotates_ns = marks.rotates_ns
     settings = RoundSettings(kind="gloo", window_ms=order.window_ms, adaptive=Adaptive(is_on=False))
     calculation = Calculation(settings, now_ns=monotonic_ns)
     group = TorchCollectives(number, order.size, HOST, order.port, interface="lo")
