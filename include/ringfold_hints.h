@@ -1,8 +1,9 @@
 /* Ringfold's hints: how a host's transport agent tells every process on it how to split a flow over its paths.
  *
  * The agent writes one file; everybody else maps it read-only and reads it without system calls, locks or waiting. This
- * header is the whole contract, for C11 and C++11 and later (GCC or Clang, little-endian, 64 bit): the layout, and a
- * reader. docs/reference/hints.md says the same in words, with test vectors.
+ * header is the whole contract, for C99 and C++11 and later (GCC or Clang, little-endian, 64 bit): the layout, and a
+ * reader. docs/reference/hints.md says the same in words, with test vectors. ringfold_agent.h registers flows, and
+ * reads their hints with what is here.
  *
  * Words. A *slot* belongs to one flow (a source, a destination, and the paths between them). Its *generation* changes
  * whenever the slot gets another owner; who registers a flow is told both, and a hint of another generation is not for
@@ -28,7 +29,7 @@
 #ifndef RINGFOLD_HINTS_H
 #define RINGFOLD_HINTS_H
 
-/* The file needs POSIX.1-2008. With -std=c11 include this header first, or say -D_POSIX_C_SOURCE=200809L. */
+/* The file needs POSIX.1-2008. With -std=c99 include this header first, or say -D_POSIX_C_SOURCE=200809L. */
 #if !defined(__cplusplus) && !defined(_GNU_SOURCE) && !defined(_DEFAULT_SOURCE) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -45,8 +46,10 @@
 #if defined(__cplusplus)
 #define RINGFOLD_HINTS_ASSERT(condition, why) static_assert(condition, why)
 extern "C" {
-#else
+#elif __STDC_VERSION__ >= 201112L
 #define RINGFOLD_HINTS_ASSERT(condition, why) _Static_assert(condition, why)
+#else /* an array of -1 elements does not compile */
+#define RINGFOLD_HINTS_ASSERT(condition, why) extern char ringfold_hints_assert[(condition) ? 1 : -1]
 #endif
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

@@ -31,8 +31,8 @@ from ringfold.wire.agent import (
     Register,
     ToAgent,
     agent_frame,
-    decode_to_agent,
 )
+from ringfold.wire.agent_fixed import ClientCodec, fixed_request
 from ringfold.wire.frames import FrameReader
 from ringfold.wire.telemetry import Gate, GateSettings
 from tests.fuzz.values import Values, damaged
@@ -50,13 +50,14 @@ class AgentRun:
         ingest = TelemetryIngest(Gate(GateSettings(allow=("any",))))
         self.machine = AgentMachine(me, Registry([0] * 8, Quota()), Steering(parse_policy(policy), ingest))
         self.now, self.last = 0, 0
-        self.clients: dict[int, FrameReader] = {}
+        self.clients: dict[int, tuple[FrameReader, ClientCodec]] = {}
 
     def step(self, event: Event) -> None:
         for effect in self.machine.step(self.now, event):
             match effect:
-                case SendMessage(_, message):
-                    assert len(agent_frame(message)) <= MAX_ANSWER_BYTES
+                case SendMessage(client, message):
+                    codec = self.clients[client][1] if client in self.clients else ClientCodec()
+                    assert len(codec.encode(message)) <= MAX_ANSWER_BYTES
                 case CloseConnection(client, why):
                     assert why
                     self.clients.pop(client, None)
@@ -73,7 +74,7 @@ class AgentRun:
         match step:
             case ["open", uid]:
                 self.last += 1
-                self.clients[self.last] = FrameReader(MAX_REQUEST_BYTES)
+                self.clients[self.last] = FrameReader(MAX_REQUEST_BYTES), ClientCodec()
                 self.step(ConnectionOpened(self.last, uid, 7))
             case ["bytes", client, text] if client in self.clients:
                 self._feed(client, bytes.fromhex(text))
@@ -93,9 +94,10 @@ class AgentRun:
                 self.step(Tick(only_urgent=ms == 0))
 
     def _feed(self, client: int, raw: bytes) -> None:
+        reader, codec = self.clients[client]
         try:
-            for kind, body in self.clients[client].feed(raw):
-                self.step(MessageReceived(client, decode_to_agent(kind, body)))
+            for kind, body in reader.feed(raw):
+                self.step(MessageReceived(client, codec.decode(kind, body)))
                 if client not in self.clients:
                     return
         except RemoteProtocolError as error:
@@ -116,16 +118,19 @@ class AgentRun:
             "after": [0, 1],
         }
         values = Values(rng, hints)
+        encode = fixed_request if client % 2 else agent_frame  # the layout of a client; now and then the other one
+        if rng.random() < 0.02:
+            encode = agent_frame if client % 2 else fixed_request
         match rng.choices(range(8), (4, 8, 12, 4, 4, 2, 6, 2))[0]:
             case 0:
-                return ["bytes", client, agent_frame(AgentHello(1, "a client")).hex()]
+                return ["bytes", client, encode(AgentHello(1, "a client")).hex()]
             case 1:
-                return ["bytes", client, agent_frame(Register(1, flow)).hex()]
+                return ["bytes", client, encode(Register(1, flow)).hex()]
             case 2:
                 try:
-                    raw = agent_frame(values.of(ToAgent, absurd=rng.choice((0.0, 0.1, 0.4))))
+                    raw = encode(values.of(ToAgent, absurd=rng.choice((0.0, 0.1, 0.4))))
                 except Exception:
-                    raw = agent_frame(Measured(1, (rng.choice((0, 1, 2**63)), 5)))
+                    raw = encode(Measured(1, (rng.choice((0, 1, 2**63)), 5)))
                 return ["bytes", client, (damaged(rng, raw) if rng.random() < 0.1 else raw).hex()]
             case 3:
                 body = telemetry.Congestion(0, 0, rng.randrange(4), rng.choice((0, 199, 200, 255)), 9, 0, 0)
@@ -150,7 +155,8 @@ def replayed(script: list[Step]) -> None:
 def drawn(rng: Random) -> tuple[list[Step], BaseException | None]:
     policy = rng.choice(("auto", "static:0.25"))
     run, script = AgentRun(policy), [["policy", policy]]
-    prologue: list[Step] = [["open", 500], ["bytes", 1, agent_frame(AgentHello(1, "first")).hex()]]
+    prologue: list[Step] = [["open", 500], ["bytes", 1, fixed_request(AgentHello(1, "first")).hex()]]
+    prologue += [["open", 500], ["bytes", 2, agent_frame(AgentHello(1, "second")).hex()]]
     try:
         for number in range(rng.choice((20, 60))):
             step = prologue[number] if number < len(prologue) else run.propose(rng)

@@ -23,7 +23,7 @@ from ringfold.probe.rounds import gloo
 from ringfold.state import checkpoint
 from ringfold.store.base import Entry
 from ringfold.topology import moonshot
-from ringfold.wire import agent, descriptor, frames, messages, telemetry
+from ringfold.wire import agent, agent_fixed, descriptor, frames, messages, telemetry
 from ringfold.wire.frames import MAX_HANDSHAKE_BYTES, FrameKind, FrameReader
 from ringfold.wire.telemetry import Gate, GateSettings, Refusal
 from tests.fuzz.values import Values, damaged
@@ -35,6 +35,12 @@ Parser = tuple[type[RingfoldError], Callable[[bytes], object], Callable[[Values]
 
 def _packed(kind: object) -> Callable[[Values], bytes]:
     return lambda values: msgspec.msgpack.encode(values.of(kind))
+
+
+def _fixed(encode: Callable[[Any], bytes], kind: object) -> Callable[[Values], bytes]:
+    flow = agent.Flow(3, "10.0.0.1", "10.0.0.2", (("10.0.0.1", "10.0.0.2"), ("fe80::1%eth0", "::1")))
+    hints: dict[str, list[Any]] = {"flow": [flow], "request": [1, 2**32 - 1], "connection": [0, 2**64 - 1]}
+    return lambda values: encode(Values(values.rng, hints).of(kind))[5:]
 
 
 def _json(kind: object) -> Callable[[Values], bytes]:
@@ -137,6 +143,16 @@ PARSERS: dict[str, Parser] = {
         RemoteProtocolError,
         lambda raw: agent.decode_from_agent(FrameKind.MESSAGE, raw),
         _packed(agent.FromAgent),
+    ),
+    "to-agent-fixed": (
+        RemoteProtocolError,
+        lambda raw: agent_fixed.decode_fixed_request(FrameKind.MESSAGE, raw),
+        _fixed(agent_fixed.fixed_request, agent.Register | agent.Measured | agent.AgentHello | agent.Renew),
+    ),
+    "from-agent-fixed": (
+        RemoteProtocolError,
+        lambda raw: agent_fixed.decode_fixed_response(FrameKind.MESSAGE, raw),
+        _fixed(agent_fixed.fixed_response, agent.AgentRefused | agent.Registered | agent.AgentWelcome),
     ),
     "gloo": (RemoteProtocolError, lambda raw: gloo._decode(gloo._report_decoder, raw, 1), _reports),
     "journal": (StoreError, lambda raw: journal.decode(raw, "here"), _packed(journal.Journal)),

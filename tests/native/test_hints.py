@@ -51,7 +51,7 @@ def c_reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("there is no C compiler")
     program = tmp_path_factory.mktemp("c") / "read_hints"
-    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{ROOT / 'include'}"]
+    flags = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{ROOT / 'include'}"]
     source = ROOT / "native" / "tests" / "read_hints.c"
     subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True)
     return program

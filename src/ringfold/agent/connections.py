@@ -25,7 +25,8 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.local import credentials
 from ringfold.runtime.process import close_on_fork, keep_on_fork
-from ringfold.wire.agent import MAX_REQUEST_BYTES, FromAgent, agent_frame, decode_to_agent
+from ringfold.wire.agent import MAX_REQUEST_BYTES, FromAgent
+from ringfold.wire.agent_fixed import ClientCodec
 from ringfold.wire.frames import FrameKind, FrameReader
 
 TURN_NS = 200_000
@@ -134,7 +135,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def __init__(self, scheduler: ClientScheduler) -> None:
         self._scheduler, self._host = scheduler, scheduler.host
-        self._frames = FrameReader(MAX_REQUEST_BYTES)
+        self._frames, self._codec = FrameReader(MAX_REQUEST_BYTES), ClientCodec()
         self._requests: Iterator[tuple[FrameKind, bytes]] = iter(())
         self._transport: asyncio.Transport | None = None
         self._client: Client = 0
@@ -181,7 +182,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 request = next(self._requests, None)
                 if request is None:
                     return True
-                self._host.step(MessageReceived(self._client, decode_to_agent(*request)))
+                self._host.step(MessageReceived(self._client, self._codec.decode(*request)))
                 if monotonic_ns() >= deadline_ns:
                     return False
         except RemoteProtocolError as error:
@@ -196,7 +197,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, message: FromAgent) -> None:
-        self._responses.append(agent_frame(message))
+        self._responses.append(self._codec.encode(message))
         self._response_bytes += len(self._responses[-1])
         if not self._is_serving or self._response_bytes >= _FLUSH_BYTES:
             self._flush()

@@ -59,6 +59,7 @@ from ringfold.wire.agent import (
     RefusalKind,
     Register,
     Registered,
+    Renew,
     SetShares,
     SharesSet,
     ToAgent,
@@ -184,6 +185,8 @@ class AgentMachine:
         match message:
             case Register():
                 return self._register(client, state, message)
+            case Renew():
+                return self._renew(client, state, message)
             case Deregister():
                 return self._deregister(client, state, message)
             case Measured():
@@ -228,6 +231,14 @@ class AgentMachine:
             effects.append(WatchPair(pair))
         effects.append(SendMessage(client, registered))
         return effects
+
+    def _renew(self, client: Client, state: _ClientState, message: Renew) -> list[Effect]:
+        place = self._registry.place(client, message.connection)
+        if isinstance(place, RequestRefusal):
+            return self._refuse(client, state, message.request, place)
+        state.refusals = 0
+        self.counts["renewed"] += 1
+        return [SendMessage(client, Registered(message.request, message.connection, *place))]
 
     def _deregister(self, client: Client, state: _ClientState, message: Deregister) -> list[Effect]:
         change = self._registry.deregister(client, message.connection)

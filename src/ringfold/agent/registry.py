@@ -186,9 +186,12 @@ class Registry:
         """Remove a flow of this client. The flows of other clients are unknown to it."""
         record = self._clients[client]
         entry = record.flows.get(connection)
-        if entry is None:
-            return RequestRefusal("unknown", f"this client has no connection {connection}")
-        return self._remove(record, entry)
+        return _unknown(connection) if entry is None else self._remove(record, entry)
+
+    def place(self, client: Client, connection: int) -> Place | RequestRefusal:
+        """Where the hints of a flow of this client are."""
+        entry = self._clients[client].flows.get(connection)
+        return _unknown(connection) if entry is None else entry.pair.place
 
     def _open_pair(self, key: PairKey) -> Pair:
         slot = self._free.popleft()
@@ -296,6 +299,10 @@ def canonical(text: str) -> str:
     # The parser accepts any text behind the %, escape sequences included.
     is_plain = address.scope_id is None or re.fullmatch(r"[\w.:@-]{1,15}", address.scope_id, re.ASCII)
     return str(address) if is_plain else ""
+
+
+def _unknown(connection: int) -> RequestRefusal:
+    return RequestRefusal("unknown", f"this client has no connection {connection}")
 
 
 def _decrement(counter: Counter[int], key: int) -> None:

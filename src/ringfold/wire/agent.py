@@ -3,6 +3,8 @@
 A frame is as on a control connection (`frames.py`), always of kind MESSAGE. A client sends AgentHello first; after that
 it may send any number of requests without waiting: each has a number chosen by the client, and the response carries
 that number. Responses come in the order of the requests. The end of a connection removes every flow that it registered.
+
+Bodies are msgpack. What a transport needs of them also has a fixed layout, for C programs (`agent_fixed.py`).
 """
 
 from typing import Literal
@@ -74,6 +76,13 @@ class Registered(Message, frozen=True, tag="registered"):
     connection: int
     slot: int
     generation: int
+
+
+class Renew(Message, frozen=True, tag="renew"):
+    """Request the slot of a flow of this client again. The response is Registered."""
+
+    request: int
+    connection: int
 
 
 class Deregister(Message, frozen=True, tag="deregister"):
@@ -197,7 +206,7 @@ class AgentRefused(Message, frozen=True, tag="agent_refused"):
     text: str
 
 
-ToAgent = AgentHello | Register | Deregister | Measured | SetShares | ListFlows | AskAgent
+ToAgent = AgentHello | Register | Renew | Deregister | Measured | SetShares | ListFlows | AskAgent
 FromAgent = AgentWelcome | Registered | Deregistered | SharesSet | FlowList | AgentStatus | AgentRefused
 
 _encoder = msgspec.msgpack.Encoder()

@@ -44,6 +44,7 @@ from ringfold.wire.agent import (
     RefusalKind,
     Register,
     Registered,
+    Renew,
     SetShares,
     SharesSet,
     ToAgent,
@@ -124,6 +125,16 @@ def test_a_refused_request_names_its_number_and_keeps_the_connection() -> None:
     refusal = host.answer(1, Register(2, flow(2)), AgentRefused)
     assert (refusal.request, refusal.kind) == (2, "quota")
     assert host.answer(1, Deregister(3, 1), Deregistered).connection == 1
+
+
+def test_a_renewal_is_answered_with_the_place_and_changes_nothing() -> None:
+    host = Host().open(1).open(2)
+    registered = host.answer(1, Register(7, flow(1)), Registered)
+    renewed = host.answer(1, Renew(8, 1), Registered)
+    assert (renewed.slot, renewed.generation) == (registered.slot, registered.generation)
+    assert host.machine.counts["renewed"] == 1
+    assert host.answer(2, Renew(1, 1), AgentRefused).kind == "unknown"  # the flow of another client
+    host.machine.check()
 
 
 def test_a_client_that_never_stops_registering_is_dropped_in_the_end() -> None:
