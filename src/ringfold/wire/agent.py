@@ -79,7 +79,7 @@ class Registered(Message, frozen=True, tag="registered"):
 
 
 class Renew(Message, frozen=True, tag="renew"):
-    """Request the slot of a flow of this client again. The response is Registered."""
+    """A renewal: request the slot of a flow of this client again. The response is Registered."""
 
     request: int
     connection: int
