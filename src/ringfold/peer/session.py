@@ -55,6 +55,7 @@ from ringfold.peer.effects import (
 from ringfold.peer.engine import Engine, event_of, execute
 from ringfold.peer.events import (
     BlocksReceived,
+    BlocksWritten,
     CallBusy,
     CallGivenUp,
     CallJoin,
@@ -502,8 +503,9 @@ class Session:
             if response is not None:
                 self._step(response)
         self._note_lost_master()
-        # No thread waits for a batch to arrive. To wake the program for each would cost more than the step.
-        if not isinstance(event, BlocksReceived):
+        # No thread waits for a batch to arrive. To wake the program for each would cost more than the step; the end of
+        # its call wakes it (`CallFinished`).
+        if not isinstance(event, BlocksReceived | BlocksWritten):
             self._changed.notify_all()
 
     def _carry_out(self, effect: Effect) -> Event | None:
@@ -519,6 +521,7 @@ class Session:
                 self.joined_with = record
             case CallFinished(ballot, outcome):
                 self._outcomes[ballot] = outcome
+                self._changed.notify_all()
             case Ended(error):
                 self.is_over = True
                 self.error = error
@@ -534,6 +537,8 @@ class Session:
                 # At once: the request for these blocks is the next effect, and they may arrive right after it.
                 assert self._transfer is not None
                 self._transfer.expect(self.engine, effect)
+            case WriteBlocks() if self._transfer is not None and self._transfer.is_in_place:
+                return self._transfer.write(effect)  # the bytes are where they belong: there is nothing to copy
             case SendBlocks() | WriteBlocks():
                 assert self._transfer is not None
                 self._copies.append((self._transfer, effect))

@@ -269,10 +269,14 @@ def test_messages_about_probing_go_past_the_machine() -> None:
 class SlowTransfer:
     """A copy that takes until it is allowed to end."""
 
+    is_in_place = False
+
     def __init__(self) -> None:
         self.running, self.may_end = threading.Event(), threading.Event()
+        self.writer: threading.Thread | None = None
 
     def write(self, effect: WriteBlocks) -> BlocksWritten:
+        self.writer = threading.current_thread()
         self.running.set()
         assert self.may_end.wait(DEADLINE_S)
         return BlocksWritten(effect.conn, effect.batch, effect.bad)
@@ -318,6 +322,15 @@ def test_blocks_are_copied_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> 
         assert not syncing.done()
         of.transfer.may_end.set()
         assert syncing.result(DEADLINE_S) == SyncSucceeded(7, 0, 4)
+    of.end()
+
+
+def test_blocks_that_arrived_in_place_are_not_queued_and_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = SyncingSession(monkeypatch)
+    of.transfer.is_in_place = True
+    of.transfer.may_end.set()
+    assert of.sync() == SyncSucceeded(7, 0, 4)
+    assert threading.current_thread() is of.transfer.writer
     of.end()
 
 

@@ -38,6 +38,8 @@ class BlockTransfer:
     def __init__(self, snapshot: Snapshot) -> None:
         self._memories = snapshot.memories
         self._hash = snapshot.manifest.hash
+        self.is_in_place = self._hash == "rf64" and all(each.host is not None for each in self._memories)
+        """Whether blocks arrive verified and where they belong, so that `write` copies nothing."""
         self._pending: dict[int, list[PendingBlock]] = {}
         """By batch: what was requested and is not written yet."""
 
