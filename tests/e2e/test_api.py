@@ -208,9 +208,10 @@ def test_a_wait_that_ends_early_leaves_the_op_running(master: MasterThread) -> N
 def test_ops_in_flight_exclude_topology_calls_and_their_own_tag(master: MasterThread) -> None:
     def body(run: rf.Communicator) -> None:
         handle = run.all_reduce_async(np.ones(3), tag=2)
-        for call in (run.update_topology, run.are_peers_pending, lambda: run.all_reduce(np.ones(3), tag=2)):
+        for call in (run.update_topology, run.meet, lambda: run.all_reduce(np.ones(3), tag=2)):
             with pytest.raises(rf.UsageError, match="in flight"):
                 call()
+        assert not run.are_peers_pending()
         run.all_reduce(np.ones(3), tag=3)
         handle.wait(DEADLINE_S)
         assert not run.are_peers_pending()

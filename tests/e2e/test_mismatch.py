@@ -205,7 +205,7 @@ def test_two_different_votes_never_meet(cluster: ProgramCluster) -> None:
     first = cluster.start_one(vote_differently, join={"group": 0}, vote="update")
     first.expect("joined")
     second = cluster.start_one(vote_differently, join={"group": 1}, vote="pending")
-    sides = ["waits in update_topology", "waits in are_peers_pending", "peer 1 (p0) joined first"]
+    sides = ["waits in update_topology", "waits in meet", "peer 1 (p0) joined first"]
     _check_evicted(second, sides)
     first.expect("done")
     first.wait_success()
@@ -223,7 +223,7 @@ def vote_differently(me: ProgramContext) -> None:
             me.report("done")
             return
         with me.failing("clash"):
-            run.are_peers_pending()
+            run.meet()
 
 
 def _check_evicted(peer: ClusterProcess, text: list[str]) -> None:

@@ -104,16 +104,9 @@ def use_one_tag_twice(me: ProgramContext) -> None:
 
 
 def _wait_in_flight(run: Any, tag: int) -> None:  # noqa: ANN401 - a communicator
-    """Until a thread that was just started is inside its op, by the error that this raises."""
-    from ringfold import UsageError
-
-    while True:
-        try:
-            run.are_peers_pending()
-        except UsageError as error:
-            if f"tag {tag}" not in str(error):
-                raise
-            return
+    """Until a thread that was just started is inside its op."""
+    while tag not in run._session.engine.tags_in_flight():
+        pass
 
 
 def test_run_wide_calls_and_ops_exclude_each_other(cluster: ProgramCluster) -> None:
@@ -124,7 +117,7 @@ def test_run_wide_calls_and_ops_exclude_each_other(cluster: ProgramCluster) -> N
         peer.expect("joined")
     [caller] = [peer for peer in peers if peer.reports("joined")[0]["rank"] == 0]
     for how in ("blocking", "handled"):
-        for call in ("update_topology", "are_peers_pending"):
+        for call in ("update_topology", "meet"):
             refused = caller.expect("refused", how=how, call=call)
             assert refused["error"] == "UsageError"
             assert "in flight (tag 3)" in refused["message"]
@@ -138,6 +131,65 @@ def test_run_wide_calls_and_ops_exclude_each_other(cluster: ProgramCluster) -> N
             peer.send()
     for peer in peers:
         peer.wait_success()
+
+
+def test_a_thread_asks_who_is_pending_while_others_reduce(cluster: ProgramCluster) -> None:
+    """The answers are the same on every peer at the same place, although threads run as they like."""
+    cluster.start_master()
+    peers = cluster.start_program(ask_beside_ops, WORLD)
+    for peer in peers:
+        peer.expect("joined")
+        peer.send()
+    for peer in peers:
+        peer.expect("asked")  # each has asked some questions by now
+    newcomer = cluster.start_one(wait_to_be_admitted)
+    answers = [peer.expect("answers", timeout_s=60) for peer in peers]
+    shortest = min(len(each["answers"]) for each in answers)
+    assert shortest > 1
+    assert {tuple(each["answers"][:shortest]) for each in answers} == {(False,) * (shortest - 1) + (True,)}
+    assert {len(each["answers"]) for each in answers} == {shortest}
+    assert all(each["in_flight"] for each in answers)
+    newcomer.expect("admitted", members=WORLD + 1)
+    for peer in [*peers, newcomer]:
+        peer.wait_success()
+
+
+def ask_beside_ops(me: ProgramContext) -> None:
+    """One thread reduces without a pause, another one asks until somebody is pending; then they stop together."""
+    with _gather(me) as run:
+        me.report("joined", rank=run.rank)
+        me.receive()
+        stop = np.zeros(1)
+        answers: list[bool] = []
+        in_flight = 0
+
+        def reduce() -> None:
+            while True:
+                flag = stop.copy()
+                run.all_reduce(np.ones(200_000), tag=1)
+                run.all_reduce(flag, op="max", tag=1)
+                if flag[0]:
+                    return
+
+        thread = threading.Thread(target=reduce)
+        thread.start()
+        while not answers or not answers[-1]:
+            in_flight += bool(run._session.engine.tags_in_flight())
+            answers.append(run.are_peers_pending())
+            if len(answers) == 3:
+                me.report("asked")
+        stop[0] = 1
+        thread.join()
+        me.report("answers", answers=answers, in_flight=in_flight)
+        run.update_topology()
+        assert run.group_size == WORLD + 1
+        run.barrier()
+
+
+def wait_to_be_admitted(me: ProgramContext) -> None:
+    with me.join() as run:
+        me.report("admitted", members=run.group_size)
+        run.barrier()
 
 
 def call_run_wide_too_early(me: ProgramContext) -> None:
@@ -155,7 +207,7 @@ def call_run_wide_too_early(me: ProgramContext) -> None:
             return
 
         def refusals(how: str) -> None:
-            for call in (run.update_topology, run.are_peers_pending):
+            for call in (run.update_topology, run.meet):
                 with me.failing("refused", how=how, call=call.__name__):
                     call()
 

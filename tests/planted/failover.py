@@ -19,7 +19,7 @@ from ringfold.testing.nodes import SimMaster
 from ringfold.testing.peers import SimPeer
 from ringfold.testing.scenario import run_failover
 from ringfold.testing.simulation import Setup
-from ringfold.wire.messages import CallDone, CallFailed, Epoch, PeerId, Seal, Sealed
+from ringfold.wire.messages import CallDone, CallFailed, Epoch, PeerId, Returned, Seal, Sealed
 
 
 class TakesEveryWrite(SimStore):
@@ -65,6 +65,11 @@ class _ForgetsAdmissions(Recovery):
         self._run.admission = None
 
 
+class _ForgetsAnswers(Recovery):
+    def returned(self, peer: Peer, message: Returned) -> None:
+        super().returned(peer, structs.replace(message, pending=None))
+
+
 def _with_recovery(kind: type[Recovery]) -> Setup:
     class Wrong(Master):
         def __init__(self, *arguments: object, **named: object) -> None:
@@ -107,6 +112,7 @@ BUGS: dict[str, Bug] = {
     "record_kept_back": _bug("a record is not sent again to who lacks it", _with_recovery(_KeepsRecords)),
     "answers_kept_back": _bug("an answer is not handed on to who lacks it", _with_recovery(_KeepsAnswers)),
     "not_waited_for": _bug("a new master goes on when the first member is back", _with_recovery(_Impatient)),
+    "lost_answers": _bug("who was pending is forgotten with the master", _with_recovery(_ForgetsAnswers)),
     "lost_admission": _bug("an admission that was begun is forgotten", _with_recovery(_ForgetsAdmissions)),
     "lost_revision": _bug("the journal forgets what a sync finished", Setup(master=_ForgetsRevisions)),
     "seals_once": _bug("a peer that sealed before seals nothing the next time", Setup(peer=SealsOnce)),

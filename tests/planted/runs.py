@@ -20,6 +20,7 @@ from ringfold.master.events import Event as MasterEvent
 from ringfold.master.events import Ns
 from ringfold.master.liveness import StallCompensatedClock
 from ringfold.master.machine import Master
+from ringfold.master.pending import PendingQuestions
 from ringfold.master.run import Ballot, Dispute, Group, Peer
 from ringfold.master.states import EpochPhase
 from ringfold.master.syncs import Syncs
@@ -38,7 +39,18 @@ from ringfold.testing.peers import SimPeer
 from ringfold.testing.scenario import draw, run_seed
 from ringfold.testing.simulation import Setup
 from ringfold.testing.workloads import Training
-from ringfold.wire.messages import Hello, Lineage, Offer, PeerId, Record, SealedOp, SyncPlan, Verdict, Vote
+from ringfold.wire.messages import (
+    Hello,
+    Lineage,
+    Offer,
+    PeerId,
+    PendingQuestion,
+    Record,
+    SealedOp,
+    SyncPlan,
+    Verdict,
+    Vote,
+)
 
 
 def is_stateful(seed: int) -> bool:
@@ -307,6 +319,17 @@ def _is_found_ring(effect: MasterEffect) -> bool:
     return isinstance(effect, SendMessage) and isinstance(effect.message, Record) and FOUND in effect.message.reason
 
 
+class _ForgetsAnswers(PendingQuestions):
+    def answer(self, question: PendingQuestion, last_call: int, is_pending: bool) -> bool:
+        return is_pending
+
+
+class _AnswersAnew(Master):
+    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - whatever a master is given
+        super().__init__(*given, **named)
+        self._run.questions = _ForgetsAnswers()
+
+
 def _with_disputes(disputes: type[Disputes]) -> type[Master]:
     class Wrong(Master):
         def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - whatever a master is given
@@ -348,6 +371,7 @@ BUGS: dict[str, Bug] = {
     "impatient_clock": _bug("a master judges right after its own pause", Setup(master=JudgesAfterItsOwnPause)),
     "deaf_peer": _bug("a peer that ignores verdicts", Setup(peer=IgnoresVerdicts)),
     "hearsay": _bug("are_peers_pending answers by what this peer has received", Setup(peer=AnswersFromHearsay)),
+    "forgotten_answers": _bug("each peer gets the newest answer about who is pending", Setup(master=_AnswersAnew)),
     "ring_for_some": _bug("a ring that was found is not the same for all", Setup(master=_RingForSome)),
     "strangers_vote": _of_state("a newcomer's state may win a sync", master=_StrangersVote),
     "torn_votes": _of_state("a torn state may win a sync", master=_TornVotes),

@@ -2,5 +2,5 @@
 
 `pccl.py` has every name of PCCL's Python package; programs import nothing else. It defines the communicator, and uses
 `descriptors.py` (enumerations, descriptors, arrays and shared state, with their checks), `results.py` (which error of
-Ringfold becomes which result of PCCL) and `master.py` (the master node).
+Ringfold becomes which result of PCCL), `master.py` (the master node) and `cuda.py` (whether there is a CUDA device).
 """

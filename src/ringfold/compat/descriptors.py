@@ -7,12 +7,13 @@ memory means an op in place, which an abort leaves unchanged.
 `DataType.INT16` does not exist in PCCL: its arrays can be reduced and shared here like all others.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,11 @@ class ReduceOp(Enum):
 class DeviceType(Enum):
     CPU = 0
     CUDA = 1
+
+    @classmethod
+    def from_torch_device_type(cls, device_type: str) -> Self | None:
+        """The type of a torch device by the name of its type ("cpu", "cuda"); None for any other."""
+        return cls[device_type.upper()] if device_type in ("cpu", "cuda") else None
 
 
 class DistributionHint(Enum):
@@ -87,6 +93,10 @@ class DataType(Enum):
     def to_torch_dtype(self) -> Any:  # noqa: ANN401 - a torch.dtype; torch need not be installed
         """The torch dtype of this type."""
         return getattr(import_module("torch"), self.value)
+
+    def to_numpy_dtype(self) -> Any:  # noqa: ANN401 - as to_torch_dtype
+        """The NumPy dtype of this type; bfloat16 is that of ml_dtypes."""
+        return np.dtype(import_module("ml_dtypes").bfloat16 if self is DataType.BFLOAT16 else self.value)
 
     @classmethod
     def _named(cls, name: str) -> Self:
@@ -280,6 +290,17 @@ class TensorInfo:
     tensor: ArrayLike
     device_type: DeviceType
     allow_content_inequality: bool
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(getattr(self.tensor, "shape", ()))
+
+    @property
+    def dtype(self) -> DataType:
+        given = cast(Any, self.tensor).dtype
+        is_torch = library_of(self.tensor) == "torch"
+        return DataType.from_torch_dtype(given) if is_torch else DataType.from_numpy_dtype(given)
 
     @classmethod
     def from_torch(cls, tensor: ArrayLike, name: str, *, allow_content_inequality: bool = False) -> Self:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from ringfold import config
+from ringfold.compat import cuda
 from ringfold.compat.descriptors import (
     Attribute,
     DataType,
@@ -73,6 +74,7 @@ __all__ = [
     "SharedStateSyncInfo",
     "SharedStateSyncStrategy",
     "TensorInfo",
+    "cuda",
 ]
 
 ATTEMPT_PAUSE_S = 1.0
@@ -163,8 +165,15 @@ class Communicator:
         self._run_wide("update_topology", lambda run: run.update_topology())
 
     def are_peers_pending(self) -> bool:
-        """Whether a peer waits to be accepted. The same result on every peer at the same point of the program."""
-        return self._run_wide("are_peers_pending", lambda run: run.are_peers_pending())
+        """Whether a peer waits to be accepted. The same result on every peer at the same point of the program.
+
+        Legal from any thread while ops are in flight: see `ringfold.Communicator.are_peers_pending`.
+        """
+        func = "are_peers_pending"
+        try:
+            return self._run(func).are_peers_pending()
+        except RingfoldError as error:
+            self._fail(error, func)
 
     def optimize_topology(self) -> None:
         """Measure the links that are not known yet, and change to the ring whose slowest link is the fastest."""

@@ -56,6 +56,12 @@ class PCCLError(Exception):
     def __str__(self) -> str:
         return f"{self.func_name}: {self.result.name}" + (f": {self.text}" if self.text else "")
 
+    @staticmethod
+    def check(result: int, func_name: str) -> None:
+        """Raise PCCLError unless `result`, a status as `AsyncReduceHandle.wait` returns it, is SUCCESS."""
+        if result != Result.SUCCESS:
+            raise PCCLError(Result(result), func_name)
+
     @classmethod
     def of(cls, error: RingfoldError, func_name: str, completed_tags: tuple[int, ...] = ()) -> Self:
         return cls(result_of(error, func_name), func_name, str(error), completed_tags)

@@ -6,7 +6,8 @@ run, and `settings.py` its settings. Then the decisions, all pure:
 
 * `epochs.py`: the one mechanism that changes a group, with `edges.py` (which links to avoid) and `verdicts.py` (which
   ops commit, and why that is safe).
-* `calls.py`: votes and admission, with `syncs.py` (shared state) and `topology.py` (better rings).
+* `calls.py`: votes and admission, with `syncs.py` (shared state), `topology.py` (better rings) and `pending.py` (one
+  answer to all peers that ask whether others are pending).
 * `ops.py`: ops that fail; `disputes.py`: members that called different things.
 * `liveness.py` and `stalls.py`: which peers are evicted because they are silent, or keep the others waiting.
 * `requests.py`: which first messages of a connection are valid; `probing.py`: rounds of probing; `status.py`: the run

@@ -30,9 +30,11 @@ from ringfold.wire.decoding import checked
 from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.messages import (
     AdmissionWaits,
+    CallDone,
     GroupId,
     OpRef,
     PeerId,
+    PendingQuestion,
     Reason,
     Vote,
     VoteKind,
@@ -102,6 +104,9 @@ class Calls:
         waits_in = self._ballots_in_progress(peer)
         if not current or vote.ballot in waits_in or vote.ballot <= peer.last_answered:
             return
+        if vote.question is not None:
+            self._answer_question(peer, vote.ballot, vote.question)
+            return
         if waits_in:
             # A program waits in one call at a time. What another call completed would be started twice.
             raise RemoteProtocolError(f"it votes in call {vote.ballot}, but waits in call {waits_in[0]}")
@@ -111,6 +116,16 @@ class Calls:
         called_ns = before.called_ns if before is not None and before.number == vote.ballot else now
         progress = dict(vote.progress)
         peer.ballot = Ballot(vote.ballot, vote.kind, vote.epoch, vote.min_world, progress, vote.offer, called_ns, now)
+
+    def _answer_question(self, peer: Peer, ballot: int, question: PendingQuestion) -> None:
+        """Answer at once, unless members are away that may know the answer: after that the epoch changes, and the peer
+        asks again."""
+        run = self._run
+        if run.away:
+            return
+        pending = run.questions.answer(question, run.calls, bool(run.registered()))
+        run.send(peer, CallDone(ballot, pending, run.world(), run.registrations, call=run.calls))
+        peer.mark_answered(ballot)
 
     def _ballots_in_progress(self, peer: Peer) -> list[int]:
         """The peer's ballot whose result an admission, a sync or an optimisation in progress will send, if there is
@@ -189,6 +204,7 @@ class Calls:
             return True
         if run.peers and all(peer.membership is Membership.REGISTERED for peer in run.peers.values()):
             # An empty run admits all peers at once; so does a run whose members are all gone.
+            run.calls += 1
             self._admit(now, {})
             return True
         if self._syncs.settle(now) or self._topology.settle(now):
@@ -214,6 +230,8 @@ class Calls:
             for peer in run.accepted()
             if peer.ballot is not None and peer.ballot.kind == kind and peer.id not in short
         }
+        if kind != "pending" and (voters or run.admissible(short)):
+            run.calls += 1
         if kind == "update" and self._update(now, voters, short):
             return True
         if kind == "optimize" and voters:
@@ -247,6 +265,7 @@ class Calls:
                 voters[peer.id] = ballot.number
             elif ballot is None or waiting is None or waiting.ballots.get(peer.id) != ballot.number:
                 return False
+        run.calls += 1
         self._admit(now, voters)
         return True
 

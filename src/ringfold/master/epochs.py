@@ -262,6 +262,7 @@ class Epochs:
             pending=bool(self._run.registered()),
             verdicts=verdicts,
             world=self._run.world(),
+            call=self._run.calls,
         )
         group.record = record
         for member in members:

@@ -134,6 +134,7 @@ class Journal(Struct, frozen=True):
     is_forgotten: bool = False
     """Never written: the run is to be forgotten, and its key is deleted."""
     format: int = FORMAT
+    calls: int = 0
 
     @property
     def members(self) -> int:
@@ -216,7 +217,7 @@ def make_journal(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
     admission = AdmissionEntry(dict(going.ballots), sorted(going.groups)) if going is not None and begun else None
     counters = run.registrations, run.epochs, run.syncs, run.tests
     probing = run.rounds, run.probing
-    return Journal(fence, secret, *counters, groups, admission, leader, *probing, life=run.life)
+    return Journal(fence, secret, *counters, groups, admission, leader, *probing, life=run.life, calls=run.calls)
 
 
 def closed_journal(fence: int, leader: str, life: Life | None = None) -> Journal:
@@ -233,7 +234,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
     """Fill an empty run. All members are away, and every group seals its newest epoch."""
     run.registrations, run.epochs = journal.registrations, journal.epochs
     run.syncs, run.tests = journal.syncs, journal.tests
-    run.rounds, run.probing = journal.rounds, journal.probing
+    run.rounds, run.probing, run.calls = journal.rounds, journal.probing, journal.calls
     run.life, run.revision = journal.life, journal.life.revision
     for entry in journal.groups:
         group = run.group(entry.group)
@@ -250,6 +251,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
         if record is None:
             continue
         group.ring, group.dialers = [member.peer for member in record.members], list(record.dialers)
+        run.calls = max(run.calls, record.call)
         group.evidence = record.evidence
         group.change = EpochChange(since_ns=now, deadline_ns=NEVER, causes=[MASTER_CHANGED])
         group.enter(EpochPhase.SEALING)

@@ -12,7 +12,8 @@ ops of N - 1 by its verdicts; so the others must get exactly these. It was journ
 *Results of calls.* The old master may have sent the result of a call to some of its voters. Results are not journalled;
 but each member that acted on a result still has it, with all its voters, and sends it when it returns. This master
 forwards it to the voters that lack it. If no returning member has it, no member acted on it, and the votes, cast again,
-decide again. That a sync has finished is journalled before any member is notified, so there the journal decides.
+decide again. That a sync has finished is journalled before any member is notified, so there the journal decides. In the
+same way members bring along how questions about pending peers were answered (`pending.py`).
 
 No returning member listens to the old master any more, because a peer that resumes has closed its old connection first.
 So when all have returned, no result of the old master, however late it wakes up, can add to what is known here.
@@ -112,6 +113,9 @@ class Recovery:
         last = message.last_sync
         if last is not None and last.sync > self._run.syncs:  # the number is journalled before it is sent
             raise RemoteProtocolError(f"it was in sync {last.sync}, and there were {self._run.syncs}")
+        if message.pending is not None:
+            self._run.questions.learn(message.pending)
+            self._run.calls = max(self._run.calls, message.pending.call)
         peer.enter(Membership.MEMBER)
         self._returned[peer.id] = message
         if message.installed and self._known_epoch[peer.id] == self._run.groups[peer.group].epoch:

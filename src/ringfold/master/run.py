@@ -19,6 +19,7 @@ from ringfold.master.effects import CloseConnection, Effect, Notify, SendMessage
 from ringfold.master.events import Conn, Ns
 from ringfold.master.lifecycle import Life
 from ringfold.master.liveness import Pace
+from ringfold.master.pending import PendingQuestions
 from ringfold.master.settings import MasterSettings
 from ringfold.master.states import (
     EPOCH_PHASES,
@@ -386,6 +387,9 @@ class Run:
         self.admission: Admission | None = None
         self.registrations = 0
         self.epochs = 0
+        self.calls = 0
+        """How many updates and optimisations were complete: the number of the last one."""
+        self.questions = PendingQuestions()
         self.syncs = 0
         """How many syncs were ever started, over all groups."""
         self.optimisation: Optimisation | None = None
@@ -533,7 +537,7 @@ class Run:
         pending, world, voters = bool(self.registered()), self.world(), dict(sorted(ballots.items()))
         for voter, ballot in voters.items():
             peer = self.peers[voter]
-            self.send(peer, CallDone(ballot, pending, world, self.registrations, voters))
+            self.send(peer, CallDone(ballot, pending, world, self.registrations, voters, self.calls))
             peer.mark_answered(ballot)
 
     def fail_call(

@@ -6,8 +6,9 @@ rest of this file handles changes of the group during a call:
 * all_reduce, barrier and broadcast from rank 0 mean the same in any ring, so the engine itself retries them.
 * all_gather, reduce_scatter and broadcast from another rank depend on the size or the order of the ring, so they are
   bound to an epoch (see `ops.py`).
-* The result of `are_peers_pending` depends only on what all members share: the op that returned last, with the facts of
-  its epoch, or the last run-wide call. Messages that this process has received since do not count.
+* The result of `are_peers_pending` depends only on what all members share: the ops whose end the calling thread has
+  seen, with the facts of their epochs, or the master's one answer to a numbered question. Messages that this process
+  has received since do not count, nor does what other threads have seen.
 """
 
 import weakref
@@ -47,10 +48,10 @@ from ringfold.peer.sync.sync_call import (
     sync_state,
 )
 from ringfold.probe.nodes.callbacks import OnClock, OnRound, OnWindow, ProbeEvents
-from ringfold.runtime import master_client
+from ringfold.runtime import master_client, threads
 from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
-from ringfold.wire.messages import Record, SyncStrategy
+from ringfold.wire.messages import PendingQuestion, Record, SyncStrategy
 
 _ndarray = np.ndarray
 
@@ -68,6 +69,8 @@ class Communicator:
         join_again: "Callable[[], tuple[Session, Callable[[], None]]] | None" = None,
     ) -> None:
         """`join_again` makes another session with the same settings, and a function with which it joins."""
+        self._asking = threads.Lock()
+        """Held while a thread asks, so that questions get their numbers in order."""
         self._sigterm_grace_s = sigterm_grace_s
         self._join_again = join_again
         self._ops = Ops(session, op_timeout_s)
@@ -85,7 +88,13 @@ class Communicator:
         self._all_reduce = session.engine.all_reduce
         admission = session.joined_with
         assert admission is not None, "a communicator exists only after the join"
-        self._call_result = (admission.pending, admission.world.groups)
+        self._note_call(admission.call, admission.world.groups)
+
+    def _note_call(self, call: int, groups: int) -> None:
+        """A run-wide call has changed members or rings, or this peer has joined: questions are counted from here."""
+        with self._asking:
+            self._ops.call_returned()
+            self._call, self._questions, self._groups = call, 0, groups
 
     # This peer and its group
 
@@ -153,7 +162,7 @@ class Communicator:
     def spans_groups(self) -> bool:
         """Whether the run has several groups: the same on all members of this one at the same point of the program."""
         last = self._ops.last
-        groups = self._call_result[1] if last is None else self._session.machine.facts[last.epoch].groups
+        groups = self._groups if last is None else self._session.machine.facts[last.epoch].groups
         return groups > 1
 
     @property
@@ -393,7 +402,7 @@ class Communicator:
     def _update(self, min_world: int, timeout_s: float, *, final: bool) -> None:
         self._ops.check_none_in_flight("update_topology")
         outcome = self._session.vote("update", "update_topology", min_world, timeout_s, final=final)
-        self._ops.last, self._call_result = None, (outcome.pending, outcome.groups)
+        self._note_call(outcome.call, outcome.groups)
 
     def optimize_topology(self, timeout_s: float | None = None) -> None:
         """Give every group the best ring for its links. Returns when all accepted peers of the run have called it.
@@ -404,19 +413,25 @@ class Communicator:
         self._ops.check_none_in_flight("optimize_topology")
         seconds, final = self._seconds(timeout_s), timeout_s is not None
         outcome = self._session.vote("optimize", "optimize_topology", 0, seconds, final=final)
-        self._ops.last, self._call_result = None, (outcome.pending, outcome.groups)
+        self._note_call(outcome.call, outcome.groups)
 
     def are_peers_pending(self) -> bool:
-        """Whether peers wait to be admitted. The same on every peer at the same point of the program."""
+        """Whether peers wait to be admitted. The same on every peer at the same point of the program.
+
+        Legal from any thread at any time, also while ops are in flight, except while another thread waits in a run-wide
+        call. The point of the program is that of the calling thread: what counts are the ops whose end it has seen
+        since the last run-wide call. A thread that has seen none gets the master's answer, which costs one round trip:
+        the answer to its first, second, third call since then is the same on every peer.
+        """
         self._session.check_usable("are_peers_pending")
-        self._ops.check_none_in_flight("are_peers_pending")
-        if self.group_size > 1 and not self.spans_groups:
-            last = self._ops.last
-            if last is None:
-                return self._call_result[0]
-            epoch, registrations = last.epoch, last.registrations
-            return registrations > self._session.machine.facts[epoch].registrations
-        return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None), final=False).pending
+        last = self._ops.last
+        if last is not None and self.group_size > 1 and not self.spans_groups:
+            return last.registrations > self._session.machine.facts[last.epoch].registrations
+        with self._asking:
+            question = PendingQuestion(self._call, self._questions + 1)
+            pending = self._session.ask(question, "are_peers_pending", self._seconds(None))
+            self._questions += 1
+        return pending
 
     def meet(self, timeout_s: float | None = None) -> Meeting:
         """Wait until every accepted peer of all groups has called it; return the run's numbers at that moment.

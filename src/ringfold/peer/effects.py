@@ -187,6 +187,8 @@ class CallSucceeded:
     pending: bool
     groups: int
     world: World
+    call: int = 0
+    """The number of the run-wide call (`CallDone.call`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The machine draws no random numbers: a `nonce` is fresh random bytes that the sh
 from dataclasses import dataclass
 
 from ringfold.state.manifest import StateManifest
-from ringfold.wire.messages import Epoch, Offer, PeerId, SealedOp, Sequence, Tag, VoteKind
+from ringfold.wire.messages import Epoch, Offer, PeerId, PendingQuestion, SealedOp, Sequence, Tag, VoteKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,8 @@ class CallVote:
     called_ns: int | None = None
     final: bool = True
     """Whether the program chose this deadline: then the call fails there, and no peer is evicted for it."""
+    question: PendingQuestion | None = None
+    """The question of a "pending" call that waits for no other peer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -543,9 +543,12 @@ class PeerMachine:
         return effects + self._send_all(self._calls.cast(epoch))
 
     def _call_done(self, done: messages.CallDone) -> list[Effect]:
-        if not self._calls.finish(done.ballot) or self.record is None:
+        call = self._calls.finish(done.ballot)
+        if call is None or self.record is None:
             return []
         self.world = done.world
+        if call.question is not None:
+            return [CallFinished(done.ballot, self._facts.answered(call.question, done))]
         return [CallFinished(done.ballot, self._facts.call_done(done, self.record))]
 
     # Another master
@@ -569,7 +572,7 @@ class PeerMachine:
     def _resumed(self, now_ns: int) -> list[Effect]:
         """A new master knows this peer: send it what it cannot know."""
         is_installed = self.record is not None and self._last_steady_epoch == self.record.epoch
-        report = self._answers.report(self._calls.ballot, is_installed)
+        report = self._answers.report(self._calls.ballot, is_installed, self._facts.answers)
         busy = [messages.Busy(self._busy_ms(now_ns))] if self._busy_until_ns > now_ns else []
         leaving = [] if self._leaving is None else [self._leaving]
         return self._send_all([report, *busy, *self._calls.withdraw_overdue(now_ns), *leaving])

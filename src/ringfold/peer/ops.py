@@ -51,23 +51,35 @@ class Ops:
         self.final_tags = session.final_tags
         self.in_flight: dict[int, Handle] = {}
         """Handles by tag, until the program has seen their end."""
-        self.last: OpResult | None = None
-        """Of the ops that returned since the last run-wide call, the one with the highest count of registrations.
+        self._seen = threads.Local()
+        """Of each thread: which run-wide call it saw its last op after (`_calls`), and of the ops whose end it has seen
+        since then the one with the highest count of registrations.
 
-        At the same point of the program the same ops have returned on all peers, but perhaps in another order."""
+        At the same point of its program a thread has seen the end of the same ops on all peers. What other threads have
+        seen by then differs from peer to peer."""
+        self._calls = 0
         self.use_session(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op is submitted."""
         self.last_epoch = 0
         """The epoch in which the op that returned last was committed."""
-        self._noting = threads.RLock()
 
     def use_session(self, session: Session) -> None:
         """Use a new session: nothing is in flight there, and nothing has returned."""
         self.session = session
         self.engine = session.engine
         self.in_flight.clear()
-        self.last = None
+        self.call_returned()
+
+    def call_returned(self) -> None:
+        """A run-wide call has changed members or rings: what threads have seen before does not count any more."""
+        self._calls += 1
+
+    @property
+    def last(self) -> OpResult | None:
+        """Of the ops whose end this thread has seen since the last run-wide call, the one with the highest count."""
+        seen: tuple[int, OpResult] | None = getattr(self._seen, "last", None)
+        return seen[1] if seen is not None and seen[0] == self._calls else None
 
     def run(
         self,
@@ -160,12 +172,11 @@ class Ops:
             self.in_flight.pop(tag, None)
             if result.status != OK:
                 return self.error(operation, result)
-            self._note(result)
             (target or source).copy_back()
             return info_of(result)
 
         handle = self.in_flight[tag] = Handle(
-            self.engine, number, operation, (source, target), finished, self.session.check_process
+            self.engine, number, operation, (source, target), finished, self.session.check_process, self._note
         )
         return handle
 
@@ -255,11 +266,13 @@ class Ops:
         return info_of(result)
 
     def _note(self, result: OpResult) -> None:
-        with self._noting:
-            epoch, last = result.epoch, self.last
-            self.last_epoch = epoch
-            if last is None or (epoch, result.registrations) > (last.epoch, last.registrations):
-                self.last = result
+        """This thread has seen the end of an op."""
+        if result.status != OK:
+            return
+        epoch, last = result.epoch, self.last
+        self.last_epoch = epoch
+        if last is None or (epoch, result.registrations) > (last.epoch, last.registrations):
+            self._seen.last = self._calls, result
 
     def error(self, operation: str, result: OpResult) -> RingfoldError:
         # The session fails its ops and sets its error in one step: the lock waits for the end of that step.

@@ -126,13 +126,17 @@ class Handle:
         keep: object,
         finished: Callable[[OpResult], ReduceInfo | RingfoldError],
         check_process: Callable[[str], None],
+        seen: Callable[[OpResult], None],
     ) -> None:
+        """`finished` is called once; `seen` in every thread that sees the end of the op, whenever a call shows it."""
         self._engine = engine
         self._op = op
         self.operation = operation
         self._keep: object = keep  # the caller's arrays, until the op has ended
         self._finished: Callable[[OpResult], ReduceInfo | RingfoldError] | None = finished
         self._check_process = check_process
+        self._seen = seen
+        self._ended: OpResult | None = None
         self._lock = threads.Lock()
         self._waiters = 0
         self._released = False
@@ -142,7 +146,10 @@ class Handle:
         """Whether the op has ended, successfully or not. Never blocks; if True, staged arrays have their results."""
         self._check_process(self.operation)
         with self._lock:
-            return self._poll()
+            is_over = self._poll()
+        if is_over and self._ended is not None:
+            self._seen(self._ended)
+        return is_over
 
     def wait(self, timeout: float | None = None) -> ReduceInfo:
         """Block until the op has ended; return its information, or raise its error. A timeout leaves the op running."""
@@ -191,7 +198,7 @@ class Handle:
             if result is None:
                 return False
             assert self._finished is not None
-            self._outcome = self._finished(result)
+            self._ended, self._outcome = result, self._finished(result)
             self._keep = self._finished = None  # both refer to the caller's arrays
         if self._waiters == 0 and not self._released:
             self._released = True
@@ -201,6 +208,8 @@ class Handle:
     def _result(self) -> ReduceInfo:
         outcome = self._outcome
         assert outcome is not None
+        if self._ended is not None:
+            self._seen(self._ended)
         if isinstance(outcome, RingfoldError):
             raise again(outcome)
         return outcome

@@ -92,7 +92,17 @@ from ringfold.state.snapshot import Snapshot
 from ringfold.units import S as S
 from ringfold.wire.decoding import decode
 from ringfold.wire.diagnostics import with_names
-from ringfold.wire.messages import MAX_BUSY_MS, Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
+from ringfold.wire.messages import (
+    MAX_BUSY_MS,
+    Epoch,
+    GroupId,
+    Offer,
+    PeerId,
+    PendingQuestion,
+    Reason,
+    Record,
+    VoteKind,
+)
 from ringfold.wire.notices import ConnectionAbandoned, ConnectionDropped
 from ringfold.wire.probing import NodeClock, NodeId, RoundSummary
 from ringfold.wire.proof import NONCE_BYTES
@@ -163,6 +173,8 @@ class Session:
         self.final_tags: set[int] = set()
         """Tags whose op in flight has a timeout that its call chose."""
         self._calling = ""  # the run-wide call that a thread waits in
+        self._is_asking = False
+        """Whether that call is a question, which waits for no other peer."""
         self._transfer: BlockTransfer | None = None
         """The arrays of the sync that a thread waits in."""
         self._copies: deque[tuple[BlockTransfer, SendBlocks | WriteBlocks]] = deque()
@@ -190,6 +202,12 @@ class Session:
         assert isinstance(outcome, CallSucceeded)
         return outcome
 
+    def ask(self, question: PendingQuestion, operation: str, timeout_s: float) -> bool:
+        """Whether peers are pending, by the master's answer to this question: other peers are not waited for."""
+        outcome = self._call_and_wait("pending", operation, 0, timeout_s, final=True, question=question)
+        assert isinstance(outcome, CallSucceeded)
+        return outcome.pending
+
     def sync(
         self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted:
@@ -208,12 +226,16 @@ class Session:
         snapshot: Snapshot | None = None,
         *,
         final: bool,
+        question: PendingQuestion | None = None,
     ) -> CallSucceeded | SyncSucceeded | SyncInterrupted:
         with self._changed:
             self.check_usable(operation)
+            while self._is_asking:  # the question of another thread takes one round trip
+                self._changed.wait(SIGNAL_S)
+                self.check_usable(operation)
             if self._calling:
                 raise UsageError(f"{operation}: another thread of this process waits in {self._calling}")
-            self._calling = operation
+            self._calling, self._is_asking = operation, question is not None
             self._transfer = None if snapshot is None else BlockTransfer(snapshot)
             manifest = None if snapshot is None else snapshot.manifest
             self._last_ballot += 1
@@ -222,7 +244,8 @@ class Session:
                 called_ns = monotonic_ns()
                 deadline_ns = called_ns + int(timeout_s * S)
                 progress = tuple(self.engine.progress())
-                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, manifest, called_ns, final))
+                facts = (progress, offer, manifest, called_ns, final, question)
+                self._call(CallVote(ballot, kind, min_world, deadline_ns, *facts))
                 while ballot not in self._outcomes and not self.is_over:
                     self._changed.wait(SIGNAL_S)
             except BaseException:
@@ -230,7 +253,8 @@ class Session:
                 self._outcomes.pop(ballot, None)
                 raise
             finally:
-                self._calling = ""
+                self._calling, self._is_asking = "", False
+                self._changed.notify_all()
                 self._end_transfer()
             outcome = self._outcomes.pop(ballot, None)
             if outcome is None:

@@ -6,12 +6,13 @@ vote that crosses its answer on the wire does no harm. A vote for a sync is used
 the call waits for the end of the sync, whatever happens to epochs.
 
 The next step of a program depends on facts that must be the same on every member. `are_peers_pending` compares a count
-that an op carried with the count up to which everybody was settled when the epoch of the op was made. A peer that is
-alone, or in one of several groups, asks the run instead. Both numbers come from records and from the answers to calls,
-never from what this peer happened to receive by now.
+that an op carried with the count up to which everybody was settled when the epoch of the op was made. Both numbers come
+from records and from the answers to calls, never from what this peer happened to receive by now. A thread that has seen
+no op since the last run-wide call, or a peer that is alone or in one of several groups, asks the master a numbered
+question, which has the same answer for all peers.
 
 If the master is lost, this peer sends the next one what that one cannot know: answers that other peers may not have
-received, and the voters of the last sync.
+received, those to its questions, and the voters of the last sync.
 """
 
 from collections import deque
@@ -25,6 +26,8 @@ from ringfold.wire.messages import (
     CallDone,
     CallFailed,
     Epoch,
+    PendingAnswers,
+    PendingQuestion,
     Reason,
     Record,
     Returned,
@@ -77,7 +80,7 @@ class PendingCalls:
             call = pending.call
             # Ops cannot be in flight during a call, so in an epoch that is younger than the call there were none.
             progress = list(call.progress) if pending.called_in == epoch else []
-            votes.append(Vote(ballot, call.kind, epoch, call.min_world, progress, call.offer))
+            votes.append(Vote(ballot, call.kind, epoch, call.min_world, progress, call.offer, call.question))
         return votes
 
     def mark_planned(self, ballot: int) -> CallVote | None:
@@ -137,9 +140,10 @@ class PendingCalls:
         """The call that the program waits in; 0 if in none."""
         return max(self._waiting, default=0)
 
-    def finish(self, ballot: int) -> bool:
-        """Forget the call; whether the program still waited in it."""
-        return self._waiting.pop(ballot, None) is not None
+    def finish(self, ballot: int) -> CallVote | None:
+        """Forget the call; None if the program did not wait in it any more."""
+        pending = self._waiting.pop(ballot, None)
+        return None if pending is None else pending.call
 
     def give_up(self, now_ns: int, ballot: int) -> VoteWithdrawn | None:
         pending = self._waiting.pop(ballot, None)
@@ -193,6 +197,8 @@ class RunFacts:
         self.registrations = 0
         """The number of registrations by the master's last message: it goes into the next op, and decides nothing
         here."""
+        self.answers = PendingAnswers(0)
+        """The answers to the questions that this peer has asked since the last run-wide call."""
         self._admission: Record | None = None  # the last record with newcomers, until an update or the join reports it
 
     def recorded(self, record: Record) -> None:
@@ -208,7 +214,15 @@ class RunFacts:
         The epoch may have changed since; the members that voted go by the record with the newcomers, too.
         """
         admission, self._admission = self._admission, None
-        return admission or record
+        first = admission or record
+        self.answers = PendingAnswers(first.call)
+        return first
+
+    def answered(self, question: PendingQuestion, done: CallDone) -> CallSucceeded:
+        """The master has answered a question."""
+        if question.call == self.answers.call:
+            self.answers = self.answers.with_answer(question.number, done.pending)
+        return CallSucceeded(done.pending, done.world.groups, done.world, question.call)
 
     def call_failed(self) -> None:
         self._admission = None
@@ -234,7 +248,9 @@ class RunFacts:
             # The peers that registered since the record have left again.
             settled = max(settled, done.registrations)
         self.by_epoch[record.epoch] = EpochFacts(settled, groups_now)
-        return CallSucceeded(pending, groups, done.world)
+        if done.call > self.answers.call:
+            self.answers = PendingAnswers(done.call)
+        return CallSucceeded(pending, groups, done.world, done.call)
 
 
 # What the next master cannot know
@@ -266,6 +282,6 @@ class AnswerLog:
             case SyncDone():
                 self._last_sync = None
 
-    def report(self, ballot: int, is_installed: bool) -> Returned:
+    def report(self, ballot: int, is_installed: bool, pending: PendingAnswers) -> Returned:
         """What this peer sends to another master."""
-        return Returned(list(self._answers), ballot, is_installed, self._last_sync, self.repeats_sync)
+        return Returned(list(self._answers), ballot, is_installed, self._last_sync, self.repeats_sync, pending)

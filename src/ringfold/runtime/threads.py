@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 Condition = threading.Condition
 Event = threading.Event
+Local = threading.local
 Lock = threading.Lock
 RLock = threading.RLock
 Thread = threading.Thread

@@ -49,7 +49,7 @@ from ringfold.testing.program import (
     Wait,
 )
 from ringfold.testing.scheduler import MS
-from ringfold.wire.messages import Offer, Record, VoteKind
+from ringfold.wire.messages import Offer, PendingQuestion, Record, VoteKind
 
 if TYPE_CHECKING:
     from ringfold.testing.peers import SimPeer
@@ -294,6 +294,12 @@ class SimSession:
         self.line.ask(ArePending(timeout_ms, vote=True) if kind == "pending" else UpdateTopology(min_world, timeout_ms))
         assert self.peer.last_call is not None
         return self.peer.last_call
+
+    def ask(self, question: PendingQuestion, operation: str, timeout_s: float) -> bool:
+        self.check_usable(operation)
+        self.line.ask(ArePending(int(timeout_s * 1_000), question=question))
+        assert self.peer.last_call is not None
+        return self.peer.last_call.pending
 
     def sync(
         self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True

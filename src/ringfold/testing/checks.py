@@ -14,6 +14,7 @@ Checked at once, so that the trace ends where it went wrong:
 Checked at the end, when it is known who survived what:
 - an op that succeeded at one survivor succeeded at all;
 - two survivors that asked `are_peers_pending` at the same point of the program got the same answer.
+Also at once: a question that the master was asked has one answer, whichever peer asks, in whichever thread.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ringfold.testing.program import Array, Call, Collective, Kind
+from ringfold.wire.messages import PendingQuestion
 
 OpKey = tuple[int, int, int, int]
 """Group, epoch, tag, index."""
@@ -44,6 +46,8 @@ class _Peer:
     """How often it asked who is pending since an op returned."""
     gone: bool = False
     """Killed or evicted: it does not survive its last epoch."""
+    over: bool = False
+    """Out of the run, however it ended."""
 
 
 class History:
@@ -54,6 +58,7 @@ class History:
         self.rings: dict[tuple[int, int], list[int]] = {}
         self.committed: dict[OpKey, dict[int, Call]] = {}
         self.answers: dict[tuple[OpKey, int], dict[int, bool]] = {}
+        self.told_by_master: dict[PendingQuestion, dict[int, bool]] = {}
         self.aborted = 0
 
     # What nodes report
@@ -118,9 +123,20 @@ class History:
             self.answers.setdefault((known.returned, known.asked), {})[peer] = pending
         known.asked += 1
 
+    def told(self, peer: int, question: PendingQuestion, pending: bool) -> None:
+        """The master has answered a peer's question."""
+        told = self.told_by_master.setdefault(question, {})
+        told[peer] = pending
+        others = sorted(other for other, answer in told.items() if answer != pending and not self.peers[other].over)
+        if others:
+            raise Violation(
+                f"question {question.number} since call {question.call}: are_peers_pending answered {pending} at peer "
+                f"{peer}, and {not pending} at {others}"
+            )
+
     def ended(self, peer: int, *, gone: bool) -> None:
         """A peer is out: it left cleanly, or it was killed, evicted or cut off (`gone`)."""
-        self.peers[peer].gone = gone
+        self.peers[peer].gone, self.peers[peer].over = gone, True
 
     # What holds at the end
 

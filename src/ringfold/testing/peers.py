@@ -64,7 +64,7 @@ from ringfold.testing.program import AGREE_TAG, USUAL_TIMEOUT_MS, Collective, Pr
 from ringfold.testing.runner import Runner
 from ringfold.testing.scheduler import MS
 from ringfold.testing.sockets import Sockets
-from ringfold.wire.messages import Offer, Reason, Record, VoteKind
+from ringfold.wire.messages import Offer, PendingQuestion, Reason, Record, VoteKind
 from ringfold.wire.proof import NONCE_BYTES, run_token
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ class SimPeer:
         self.ended_with: RingfoldError | None = None
         self._last_op: Reduced | None = None
         """The op that last returned, if no run-wide call came after it."""
-        self._call_answer = (False, 1)
+        self._call, self._questions, self._groups = 0, 0, 1
+        """The number of the last run-wide call, the questions since then, and the groups that it left."""
+        self._asked: PendingQuestion | None = None
         self.last_call: CallSucceeded | None = None
         self.heard_registrations = 0
         self.joined_with: Record | None = None
@@ -350,13 +352,15 @@ class SimPeer:
         timeout_ms: int,
         offer: Offer | None = None,
         snapshot: Snapshot | None = None,
+        question: PendingQuestion | None = None,
     ) -> int:
-        """Wait in a run-wide call, or in a sync; its ballot."""
+        """Wait in a run-wide call, in a sync, or for the answer to a question; its ballot."""
         if self.machine.ended:
             raise again(self.ended_with) if self.ended_with is not None else UsageError("this peer has left the run")
         self._ballot += 1
-        final = timeout_ms != USUAL_TIMEOUT_MS
-        timeout_ms = timeout_ms if final else self.sim.setup.op_timeout_ms
+        final = timeout_ms != USUAL_TIMEOUT_MS or question is not None
+        self._asked = question
+        timeout_ms = timeout_ms if timeout_ms != USUAL_TIMEOUT_MS else self.sim.setup.op_timeout_ms
         ballot, deadline = self._ballot, self.sim.scheduler.now + timeout_ms * MS
         if offer is not None and snapshot is not None:
             self._count_call()
@@ -365,7 +369,8 @@ class SimPeer:
             self.book.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
         progress = tuple(self.core.progress())
         manifest = None if snapshot is None else snapshot.manifest
-        call = CallVote(ballot, kind, min_world, deadline, progress, offer, manifest, final=final)
+        facts = (progress, offer, manifest, None, final, question)
+        call = CallVote(ballot, kind, min_world, deadline, *facts)
         self.later(0, lambda: self._react(call))
         return ballot
 
@@ -376,13 +381,17 @@ class SimPeer:
             action()
 
     def pending_here(self) -> bool | None:
-        """Whether somebody is pending, where this peer can tell by itself; None if the run must be asked."""
+        """Whether somebody is pending, where this peer can tell by itself; None if the master must be asked."""
         # The rule of `Communicator.are_peers_pending`.
-        last, (pending, groups) = self._last_op, self._call_answer
+        last = self._last_op
         facts = None if last is None else self.machine.facts[last.epoch]
-        if self.world < 2 or (groups if facts is None else facts.groups) > 1:
+        if last is None or facts is None or self.world < 2 or facts.groups > 1:
             return None
-        return pending if last is None or facts is None else last.registrations > facts.registrations
+        return last.registrations > facts.registrations
+
+    def next_question(self) -> PendingQuestion:
+        """The question that this peer asks the master now."""
+        return PendingQuestion(self._call, self._questions + 1)
 
     def op_returned(self, info: Reduced) -> None:
         """The program goes on after an op that succeeded."""
@@ -392,9 +401,13 @@ class SimPeer:
         """The program goes on after a run-wide call, which answers whether somebody is pending."""
         self.last_call = outcome
         if kind != "pending":
-            self._last_op, self._call_answer = None, (outcome.pending, outcome.groups)
+            self._last_op = None
+            self._call, self._questions, self._groups = outcome.call, 0, outcome.groups
         else:
             self.book.history.answered(self.peer, outcome.pending)
+            if self._asked is not None:
+                self._questions = self._asked.number
+                self.book.history.told(self.peer, self._asked, outcome.pending)
         return outcome.pending
 
     def cut_off(self) -> None:
@@ -564,7 +577,8 @@ class SimPeer:
                 self.sim.note(self.name, f"installs epoch {epoch} as peer {self.peer} of {list(members)}")
 
     def _begin(self, record: Record) -> None:
-        self.joined_with, self._call_answer = record, (record.pending, record.world.groups)
+        self.joined_with = record
+        self._call, self._questions, self._groups = record.call, 0, record.world.groups
         if self._coming is not None:
             self._take_over(None)
         else:

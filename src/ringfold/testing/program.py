@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ringfold.state.shared import SharedState
 from ringfold.state.snapshot import Snapshot
-from ringfold.wire.messages import Offer, SyncStrategy
+from ringfold.wire.messages import Offer, PendingQuestion, SyncStrategy
 
 Array = npt.NDArray[Any]
 
@@ -115,11 +115,18 @@ class OptimizeTopology:
 
 @dataclass(frozen=True, slots=True)
 class ArePending:
-    """Whether somebody waits to be admitted: the same answer on every peer at the same point of the program."""
+    """Whether somebody waits to be admitted: the same answer on every peer at the same point of the program.
+
+    Legal while ops are in flight.
+    """
 
     timeout_ms: int = USUAL_TIMEOUT_MS
     vote: bool = False
-    """Ask the run in any case."""
+    """Wait for all peers of the run, as `meet` does."""
+    elsewhere: bool = False
+    """In another thread of the program, which has seen the end of no op: the master is asked."""
+    question: PendingQuestion | None = None
+    """The question for the master; None: the next one, if this peer cannot tell by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,13 +198,14 @@ class Runner:
             case OptimizeTopology(timeout_ms):
                 self._awaited_kind = "optimize"
                 self._awaited_ballot = peer.vote("optimize", 0, timeout_ms)
-            case ArePending(timeout_ms, vote):
-                answer = None if vote else peer.pending_here()
+            case ArePending(timeout_ms, vote, elsewhere, question):
+                answer = None if vote or elsewhere or question else peer.pending_here()
                 if answer is not None:
                     peer.book.history.answered(peer.peer, answer)
                     return False, answer
                 self._awaited_kind = "pending"
-                self._awaited_ballot = peer.vote("pending", 0, timeout_ms)
+                asked = None if vote else question or peer.next_question()
+                self._awaited_ballot = peer.vote("pending", 0, timeout_ms, question=asked)
             case Sync():
                 self._begin_sync(request)
             case OfferState(offer, snapshot, min_world, timeout_ms):

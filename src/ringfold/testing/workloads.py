@@ -234,6 +234,7 @@ def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool)
     handles = []
     for call in calls:
         handles.append((yield replace(call, wait=False)))
+    yield from _ask_in_flight(work, step)
     failure: TooFewPeers | None = None
     for call, handle in zip(calls, handles, strict=True):
         try:
@@ -246,6 +247,15 @@ def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool)
     if failure is not None:
         raise failure
     return sum(zlib.crc32(call.array.tobytes()) for call in calls)
+
+
+def _ask_in_flight(work: Training, step: int) -> Program:
+    """At some steps the program asks who is pending while its ops are in flight, in this thread and in another one."""
+    rng = Random(f"{work.seed}/{step} asks")
+    if rng.random() < 0.5:
+        yield ArePending()
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        yield ArePending(elsewhere=True)
 
 
 def _reduction(work: Training, me: Self, place: tuple[int, int], size: int, dtype: str, retry: bool) -> Collective:

@@ -13,7 +13,7 @@ from ringfold.wire.messages import OpRef
 
 CALL_NAMES: dict[VoteKind, str] = {
     "update": "update_topology",
-    "pending": "are_peers_pending",
+    "pending": "meet",
     "sync": "sync_shared_state",
     "optimize": "optimize_topology",
 }

@@ -275,10 +275,44 @@ class Offer(Struct, frozen=True):
     is_saved: bool = False
 
 
+class PendingQuestion(Struct, frozen=True):
+    """Whether peers are pending, at a point of the program that all peers pass: the question with this number (from 1
+    on) since the run-wide call with this number."""
+
+    call: int
+    number: int
+
+
+class PendingAnswers(Struct, frozen=True):
+    """The answers to all questions since a run-wide call: False up to number `asked`, or, from `true_from` on (if that
+    is not 0), True. A peer that has registered and left again does not make it False again."""
+
+    call: int
+    asked: int = 0
+    true_from: int = 0
+
+    def answer(self, number: int) -> bool | None:
+        """The answer to a question; None if it has none yet."""
+        if self.true_from and number >= self.true_from:
+            return True
+        return False if number <= self.asked else None
+
+    def with_answer(self, number: int, pending: bool) -> "PendingAnswers":
+        """The same after this question was answered."""
+        true_from = self.true_from or (number if pending else 0)
+        return PendingAnswers(self.call, max(self.asked, number), true_from)
+
+    def with_others(self, other: "PendingAnswers") -> "PendingAnswers":
+        """The same with what another peer knows about the same call."""
+        true_from = min(filter(None, (self.true_from, other.true_from)), default=0)
+        return PendingAnswers(self.call, max(self.asked, other.asked), true_from)
+
+
 class Vote(Message, frozen=True, tag="vote"):
     """The peer waits in a call of the run, or of its group, in this epoch.
 
-    `progress` counts its committed ops per tag in the epoch. A "sync" vote carries the peer's offer.
+    `progress` counts its committed ops per tag in the epoch. A "sync" vote carries the peer's offer. A "pending" vote
+    with a `question` waits for no other peer: the master answers it at once.
     """
 
     ballot: int
@@ -287,6 +321,7 @@ class Vote(Message, frozen=True, tag="vote"):
     min_world: int = 0
     progress: list[tuple[Tag, int]] = field(default_factory=list)
     offer: Offer | None = None
+    question: PendingQuestion | None = None
 
 
 class VoteWithdrawn(Message, frozen=True, tag="vote_withdrawn"):
@@ -338,6 +373,8 @@ class CallDone(Message, frozen=True, tag="call_done"):
     A result that several peers share names its `voters`, each with its ballot. If the master dies while it sends the
     result, some voters have it and some do not. Those that have it send it to the next master (`Returned`), which sends
     it to the voters that lack it. A result for one peer alone (its call timed out) names no voters.
+
+    `call` counts the updates and optimisations of the run: it is the same for all peers that continue from here.
     """
 
     ballot: int
@@ -345,6 +382,7 @@ class CallDone(Message, frozen=True, tag="call_done"):
     world: World
     registrations: int = 0
     voters: dict[PeerId, int] = field(default_factory=dict)
+    call: int = 0
 
 
 class CallFailed(Message, frozen=True, tag="call_failed"):
@@ -467,7 +505,7 @@ class Record(Message, frozen=True, tag="record"):
 
     `dialers[i]` is the peer that dials the lanes of edge i, from members[i] to members[i + 1]. Up to `registrations`
     every registered peer was admitted or is gone; `pending`: more have registered by now. `lanes` is the number of
-    lanes per path.
+    lanes per path. `call` is the number of the run-wide call that admits the newcomers (`CallDone`).
     """
 
     group: GroupId
@@ -487,6 +525,7 @@ class Record(Message, frozen=True, tag="record"):
     pending: bool
     verdicts: list[Verdict]
     world: World
+    call: int = 0
 
 
 class Attached(Message, frozen=True, tag="attached"):
@@ -716,7 +755,8 @@ class Returned(Message, frozen=True, tag="returned"):
     `answers` are the last results that it shares with others; `ballot` is the call that its program waits in (0: none).
     `installed`: it received `Installed` for its epoch. `last_sync`: the voters of the last sync that
     it took part in, unless that sync ended. `redoes`: an earlier change of masters interrupted that sync, and the call
-    that the program waits in, or is about to make, is the same sync again.
+    that the program waits in, or is about to make, is the same sync again. `pending`: which questions about pending
+    peers were answered since the last run-wide call, and how.
     """
 
     answers: list[Answer] = field(default_factory=list)
@@ -724,6 +764,7 @@ class Returned(Message, frozen=True, tag="returned"):
     installed: bool = False
     last_sync: SyncVoters | None = None
     redoes: bool = False
+    pending: PendingAnswers | None = None
 
 
 # Directions

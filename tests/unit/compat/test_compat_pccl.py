@@ -1,7 +1,11 @@
 """The PCCL names without a network: values, argument checks, the table of results, and the batch that retries."""
 
+import importlib
+import importlib.util
 import inspect
 import pickle
+import sys
+import types
 from collections import Counter
 
 import ml_dtypes
@@ -38,21 +42,89 @@ def check(send: object, recv: object, **more: object) -> descriptors.Operands:
 # Values
 
 
-def test_every_name_of_pccl_is_there() -> None:
-    members = {
-        "Attribute": "GLOBAL_WORLD_SIZE LOCAL_WORLD_SIZE NUM_DISTINCT_PEER_GROUPS LARGEST_PEER_GROUP_WORLD_SIZE",
-        "ReduceOp": "SUM AVG PROD MAX MIN",
-        "DataType": "UINT8 INT8 UINT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE",
-        "DeviceType": "CPU CUDA",
-        "DistributionHint": "NONE NORMAL UNIFORM",
-        "QuantizationAlgorithm": "NONE MIN_MAX ZERO_POINT_SCALE",
-        "SharedStateSyncStrategy": "ENFORCE_POPULAR RECEIVE_ONLY SEND_ONLY",
-    }
-    for kind, names in members.items():
-        assert not set(names.split()) - set(getattr(pccl, kind).__members__), kind
-    classes = "Communicator MasterNode AsyncReduceHandle ReduceOperandDescriptor ReduceDescriptor ReduceOpDescriptor"
-    classes += " TensorInfo SharedState SharedStateSyncInfo ReduceInfo QuantizationOptions PCCLError Result"
-    assert not [name for name in classes.split() if not inspect.isclass(getattr(pccl, name))]
+NAMES: dict[str, str] = {
+    "Communicator": "connect get_attribute update_topology are_peers_pending optimize_topology sync_shared_state "
+    "all_reduce all_reduce_async all_reduce_multiple_with_retry",
+    "MasterNode": "run interrupt",
+    "AsyncReduceHandle": "wait",
+    "Attribute": "GLOBAL_WORLD_SIZE LOCAL_WORLD_SIZE NUM_DISTINCT_PEER_GROUPS LARGEST_PEER_GROUP_WORLD_SIZE",
+    "ReduceOp": "SUM AVG PROD MAX MIN",
+    "DataType": "UINT8 INT8 UINT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE from_numpy_dtype "
+    "from_torch_dtype to_numpy_dtype to_torch_dtype",
+    "DeviceType": "CPU CUDA from_torch_device_type",
+    "DistributionHint": "NONE NORMAL UNIFORM",
+    "QuantizationAlgorithm": "NONE MIN_MAX ZERO_POINT_SCALE",
+    "QuantizationOptions": "algorithm quantized_datatype",
+    "ReduceOperandDescriptor": "datatype distribution_hint",
+    "ReduceDescriptor": "count op tag operand_descriptor quantization_options",
+    "ReduceOpDescriptor": "from_numpy from_torch reduce_descriptor",
+    "ReduceInfo": "local_world_size tx_bytes rx_bytes",
+    "TensorInfo": "from_numpy from_torch name numel dtype device_type allow_content_inequality",
+    "SharedState": "revision push_revision",
+    "SharedStateSyncInfo": "tx_bytes rx_bytes",
+    "SharedStateSyncStrategy": "ENFORCE_POPULAR RECEIVE_ONLY SEND_ONLY",
+    "PCCLError": "result check",
+    "Result": "SUCCESS NOT_INITIALIZED INTERNAL_ERROR INVALID_ARGUMENT INVALID_USAGE TOO_FEW_PEERS "
+    "MASTER_CONNECTION_FAILED RANK_CONNECTION_FAILED RANK_CONNECTION_LOST NO_SHARED_STATE_AVAILABLE PENDING_ASYNC_OPS "
+    "UPDATE_TOPOLOGY_FAILED TOPOLOGY_OPTIMIZATION_FAILED",
+    "cuda": "is_available",
+}
+"""Every public name of PCCL 1.0's package: `pccl.__all__` with Result and DeviceType, and the names of each."""
+POINTERS = {"to_c", "to_c_inpl", "sendbuf_ptr", "recvbuf_ptr", "data_ptr", "is_cuda_available"}
+"""What PCCL's classes have for its own C library, and no program uses."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_pccl_is_there(name: str) -> None:
+    assert name in pccl.__all__
+    ours = getattr(pccl, name)
+    assert inspect.isclass(ours) or name == "cuda"
+    given = set(inspect.signature(ours).parameters) if inspect.isclass(ours) else set()
+    missing = [each for each in NAMES[name].split() if not hasattr(ours, each) and each not in given]
+    assert not missing
+
+
+def test_the_list_of_names_has_nothing_that_is_not_offered_and_misses_nothing() -> None:
+    assert set(NAMES) == set(pccl.__all__)
+
+
+def test_pccls_own_package_has_no_other_names() -> None:
+    """Where PCCL is installed, its names are compared with the list."""
+    if importlib.util.find_spec("pccl") is None:
+        pytest.skip("PCCL is not installed")
+    theirs = importlib.import_module("pccl")
+    if not hasattr(theirs, "__all__"):
+        pytest.skip("the installed pccl is an empty package")
+    assert set(theirs.__all__) <= set(NAMES)
+    for name in theirs.__all__:
+        public = {each for each in vars(getattr(theirs, name)) if not each.startswith("_")}
+        assert public - POINTERS <= set(NAMES[name].split()), name
+
+
+def test_dtypes_and_devices_are_converted_both_ways() -> None:
+    for kind in pccl.DataType:
+        assert pccl.DataType.from_numpy_dtype(kind.to_numpy_dtype()) is kind
+    assert pccl.DeviceType.from_torch_device_type("cuda") is pccl.DeviceType.CUDA
+    assert pccl.DeviceType.from_torch_device_type("cpu") is pccl.DeviceType.CPU
+    assert pccl.DeviceType.from_torch_device_type("mps") is None
+    info = pccl.TensorInfo.from_numpy(np.zeros((3, 4), np.float32), "w")
+    assert (info.numel, info.dtype) == (12, pccl.DataType.FLOAT)
+
+
+def test_a_status_is_checked_as_pccl_does() -> None:
+    pccl.PCCLError.check(0, "f")
+    refused(lambda: pccl.PCCLError.check(5, "f"), pccl.Result.TOO_FEW_PEERS, "f: TOO_FEW_PEERS")
+
+
+def test_cuda_is_available_where_torch_sees_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert pccl.cuda.is_available() is False
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for there in (True, False):
+        device = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda there=there: there))
+        monkeypatch.setitem(sys.modules, "torch", device)
+        assert pccl.cuda.is_available() is there
 
 
 def test_results_have_pccls_numbers() -> None:

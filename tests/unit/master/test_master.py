@@ -438,8 +438,8 @@ def test_pending_is_a_call_of_the_whole_run() -> None:
     assert stage.say(1, m.Vote(3, "pending", 1)) == []
     stage.join(3)
     answers = stage.say(2, m.Vote(1, "pending", 1))
-    assert answers == [m.CallDone(1, True, m.World(2, 2, 1), 3, {1: 3, 2: 1})]
-    assert stage.sent(1, m.CallDone)[-1] == m.CallDone(3, True, m.World(2, 2, 1), 3, {1: 3, 2: 1})
+    assert answers == [m.CallDone(1, True, m.World(2, 2, 1), 3, {1: 3, 2: 1}, 2)]
+    assert stage.sent(1, m.CallDone)[-1] == m.CallDone(3, True, m.World(2, 2, 1), 3, {1: 3, 2: 1}, 2)
 
 
 def test_a_peer_that_leaves_does_not_hold_up_a_vote() -> None:
@@ -660,7 +660,7 @@ def test_a_newcomer_is_sent_every_second_which_peers_it_waits_for() -> None:
     stage.wait(1_100)
     assert stage.sent(3, m.AdmissionWaits) == [
         m.AdmissionWaits(
-            "these have not called update_topology: peer 1 (p1) waits in are_peers_pending; "
+            "these have not called update_topology: peer 1 (p1) waits in meet; "
             f"peer 2 (p2) has been in its own code for {second}.0 s",
             [1, 2],
         )

@@ -177,7 +177,7 @@ def test_different_calls_clash_when_they_have_lasted() -> None:
     assert clash is not None
     assert clash.group is None, "they are of two groups"
     assert clash.calls[1] == clash.calls[3] != clash.calls[2]
-    assert clash.sides == "peers 1 and 3 wait in update_topology, but peer 2 waits in are_peers_pending"
+    assert clash.sides == "peers 1 and 3 wait in update_topology, but peer 2 waits in meet"
     assert find_conflicting_calls(9000, [callers[0], callers[2]], 500) is None
 
 
