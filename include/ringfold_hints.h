@@ -25,6 +25,8 @@
  *     once per turn:  fresh = ringfold_hints_look(&map, now) == RINGFOLD_HINTS_OK;
  *     per segment:    if (fresh) got = ringfold_hint_read(map.base, slot, generation, &hint);
  *                     got: RINGFOLD_HINT_LOCAL, RINGFOLD_HINT_READ, or RINGFOLD_HINT_BUSY (`hint` is what it was)
+ *     after a read:   ringfold_hint_flags(map.base, slot) & RINGFOLD_HINT_FIXED: keep to the shares over the whole
+ *                     transfer; else they are where to begin
  */
 #ifndef RINGFOLD_HINTS_H
 #define RINGFOLD_HINTS_H
@@ -100,10 +102,12 @@ struct ringfold_hints_header {
 #define RINGFOLD_WORD_GENERATION_AT 44
 #define RINGFOLD_WORD_GENERATION_MASK 0xfffffu
 
+#define RINGFOLD_HINT_FIXED 1u /* the shares bind: keep to them over the whole transfer. Else they are where to begin */
+
 struct ringfold_hint_slot {
   uint64_t word;
   uint32_t sequence; /* of `wide`: odd while it is being written */
-  uint32_t reserved;
+  uint32_t flags;    /* RINGFOLD_HINT_FIXED; written before the word, so read it after the word */
   uint64_t wide[5];    /* [0]: generation << 44 | paths << 16 | backpressure by path; [1..4]: 16 shares of 16 bits */
   uint64_t written_ns; /* CLOCK_MONOTONIC of the last change, for people */
 };
@@ -220,6 +224,12 @@ static inline enum ringfold_hint_result ringfold_hint_read(const void* base, uin
   hint->backpressure = (uint16_t)ringfold_word_backpressure(word);
   hint->paths = (uint16_t)form;
   return RINGFOLD_HINT_READ;
+}
+
+/* RINGFOLD_HINT_FIXED, or 0: for the hint that was read just before this call. */
+static inline uint32_t ringfold_hint_flags(const void* base, uint32_t slot) {
+  if (slot >= RINGFOLD_HINTS_SLOTS) return 0;
+  return __atomic_load_n(&ringfold_hint_slot_at(base, slot)->flags, __ATOMIC_RELAXED);
 }
 
 /* The file */

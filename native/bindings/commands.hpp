@@ -45,7 +45,7 @@ void bind_commands(nb::class_<Class>& cls, With with) {
         with(self, [&](Core& core, Ns) { core.set_path_shares(peer, out); });
       },
       "peer"_a, "shares"_a, "flags"_a = 0,
-      "Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are caps.");
+      "Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are fixed.");
   cls.def(
       "path_bytes",
       [with](Class& self, bool to_next) {

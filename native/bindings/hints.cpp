@@ -62,10 +62,11 @@ void bind_hints(nb::module_& m) {
   writer.def("open", &HintWriter::open, "slot"_a, "generation"_a, "The slot has a new owner, and no advice yet.");
   writer.def(
       "publish",
-      [](HintWriter& self, std::uint32_t slot, const Shares& shares, std::uint32_t backpressure) {
-        self.publish(slot, shares, backpressure);
+      [](HintWriter& self, std::uint32_t slot, const Shares& shares, std::uint32_t backpressure, bool is_fixed) {
+        self.publish(slot, shares, backpressure, is_fixed ? RINGFOLD_HINT_FIXED : 0);
       },
-      "slot"_a, "shares"_a, "backpressure"_a = 0, "Advise the owner: a share of 65535 for each path.");
+      "slot"_a, "shares"_a, "backpressure"_a = 0, "is_fixed"_a = false,
+      "Advise the owner: a share of 65535 for each path. Fixed shares bind over the whole transfer.");
   writer.def("withdraw", &HintWriter::withdraw, "slot"_a, "No advice any more: the owner's local policy.");
   writer.def("word", &HintWriter::word, "slot"_a, "The word as readers see it.");
   writer.def("beat", &HintWriter::beat, "Say that the agent lives.");
@@ -90,6 +91,14 @@ void bind_hints(nb::module_& m) {
         return to_python(hint);
       },
       "slot"_a, "generation"_a, "(shares, backpressure) for this owner, or None: local.");
+  reader.def(
+      "is_fixed",
+      [](const HintReader& self, std::uint32_t slot, std::uint32_t generation) {
+        ringfold_hint hint{};
+        const bool is_read = self.read(slot, generation, hint) == RINGFOLD_HINT_READ;
+        return is_read && (self.flags(slot) & RINGFOLD_HINT_FIXED) != 0;
+      },
+      "slot"_a, "generation"_a, "Whether there is a hint for this owner whose shares bind.");
 }
 
 }  // namespace ringfold

@@ -144,6 +144,7 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
         return found->result;
       },
       "op"_a);
+  cls.def("tags_in_flight", [](PyCore& self) { return self.core_.tags_in_flight(); });
   cls.def("cancel", [](PyCore& self, std::uint64_t op) { return self.core_.cancel(op); }, "op"_a);
   cls.def(
       "release",

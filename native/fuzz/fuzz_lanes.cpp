@@ -464,7 +464,7 @@ void act(Input& input, Ring& ring) {
     case 17: {
       PathShares shares;
       for (std::uint16_t& share : shares.share) share = input.byte();
-      shares.flags = input.byte() | (input.chance(64) ? PathShares::capped : 0);
+      shares.flags = input.byte() | (input.chance(64) ? PathShares::fixed : 0);
       to.set_path_shares(stream.from, shares);
       break;
     }

@@ -3,8 +3,17 @@
 // A lane that has room checks whether it *may take* the next segment. There are two reasons against it. It would be
 // *too late*: the others will have sent all that is left before it could deliver one segment more. Or it is not
 // *advised*: the host's agent, or the program, has set how the paths of this link are to share the work. Shares count
-// for the first segments of an op, where pulling has shown nothing yet, or for all of them if they are caps; a path
-// under backpressure gets nothing while another path is alive.
+// for the first segments of an op, where pulling has shown nothing yet; a path under backpressure gets nothing while
+// another path is alive.
+//
+// *Fixed* shares bind. Each path has a credit, in bytes, per link and direction: with every segment that the link sends,
+// each path earns its share of the segment's bytes, and the path that takes it pays all of them. Only the path with the
+// most credit takes the next segment, or one that would be at most half a segment ahead of its share afterwards. So
+// bytes are split by the shares at any time, whatever the size of ops, their number in flight, and the order in which
+// segments arrive. Rates do not count: nobody is too late, and the end of a slow path is not sent again on a fast one.
+// A path that is silent earns on, and catches up when it is heard again (a lost packet can silence it for 200 ms);
+// meanwhile the others take its part. A path without lanes earns nothing, and begins with the others when it is back.
+// What is left of a fault when no op is in flight is forgiven.
 //
 // Invariant: what may be sent is sent. There is always a lane that may take the next segment, and a lane that leaves it
 // to others wakes them (`leave_to_others`).
@@ -18,7 +27,6 @@
 namespace ringfold {
 namespace {
 
-constexpr Ns no_longer_counted_on = 20'000'000;  // after so long without an acknowledgement that is due
 constexpr double benefit_of_doubt = 8;
 constexpr std::uint64_t weighed_segments = 8;  // of an op: as long as this, pulling has shown nothing yet
 constexpr double any_rate = 0.125;  // bytes a nanosecond, where nothing is known: only what waits before it counts then
@@ -43,7 +51,25 @@ void Core::advice_changed() {
 // Only on the link that carries the payload: the reverse direction carries so little that its rate would be that of its
 // few frames, not of the path.
 bool Core::may_take(const Conn& conn, const OpPtr& op) const {
-  return !conn.sharing.shared || (is_advised(conn, op) && !too_late(conn, op));
+  if (!conn.sharing.shared) return true;
+  if (is_fixed(conn)) return may_take_fixed(conn, op);
+  return is_advised(conn, op) && !too_late(conn, op);
+}
+
+bool Core::is_fixed(const Conn& conn) const {
+  PathShares advice;
+  return advice_for(conn, advice) && (advice.flags & PathShares::fixed) != 0;
+}
+
+// A lane that is silent leaves the segment to one that is not: what it takes would only be late.
+bool Core::may_take_fixed(const Conn& conn, const OpPtr& op) const {
+  const bool is_silent = silent(conn) >= no_longer_counted_on;
+  const bool is_alone = std::none_of(conns_.begin(), conns_.end(), [&](const auto& each) {
+    const Conn& other = each.second;
+    return same_link(other, conn) && other.mark_sent == spec_.epoch && !is_vetoed(other) &&
+           silent(other) < no_longer_counted_on;
+  });
+  return is_alone || (!is_silent && is_advised(conn, op));
 }
 
 // A lane that leaves a segment to others wakes them: one of them may have declined before, when this lane was the
@@ -183,9 +209,13 @@ bool Core::is_advised(const Conn& conn, const OpPtr& op) const {
     sent += static_cast<double>(op->assigned[conn.outgoing][path]);
   }
   if (whole == 0) return true;
-  const auto next = static_cast<double>(op->next_sendable(conn.outgoing).length);
+  const std::size_t length = op->next_sendable(conn.outgoing).length;
+  if ((advice.flags & PathShares::fixed) != 0 && !planted_.shares_expire) {
+    return is_within_share(conn, length, op->plan().segment_bytes, advice);
+  }
+  const auto next = static_cast<double>(length);
   const auto segment = static_cast<double>(op->plan().segment_bytes);
-  if ((advice.flags & PathShares::capped) == 0 && sent >= weighed_segments * segment) return true;
+  if (sent >= weighed_segments * segment) return true;
   // How far a path would be behind its share. The one furthest behind may always take the next segment.
   const auto behind = [&](std::size_t path) {
     return advice.share[path] / whole * (sent + next) - static_cast<double>(op->assigned[conn.outgoing][path]);
@@ -197,15 +227,91 @@ bool Core::is_advised(const Conn& conn, const OpPtr& op) const {
   return advice.share[mine] > 0 && (behind(mine) >= next - segment / 2 || behind(mine) >= most);
 }
 
+// Fixed shares: this path has the most credit of those that can be counted on, or is at most half a segment ahead of its
+// share when it has taken the next one.
+bool Core::is_within_share(const Conn& conn, std::size_t next, std::size_t segment, const PathShares& advice) const {
+  const auto counts = usable_paths(conn, advice);
+  double whole = 0;
+  for (std::size_t path = 0; path < max_paths; ++path) whole += counts[path] ? advice.share[path] : 0;
+  const auto after = [&](std::size_t path) {
+    return credit(conn.outgoing, advice, path) + advice.share[path] / whole * static_cast<double>(next);
+  };
+  const std::size_t mine = conn.sharing.path;
+  double most = std::numeric_limits<double>::lowest();
+  for (std::size_t path = 0; path < max_paths; ++path) {
+    if (counts[path] && advice.share[path] > 0) most = std::max(most, after(path));
+  }
+  const double ahead = static_cast<double>(next) - after(mine);
+  return advice.share[mine] > 0 && (after(mine) >= most || ahead <= static_cast<double>(segment) / 2);
+}
+
+// What a path is behind its share, in bytes. Other shares than those before: all begin from nothing.
+double Core::credit(bool outgoing, const PathShares& advice, std::size_t path) const {
+  return advice.share == credited_shares_[outgoing] ? credits_[outgoing][path] : 0;
+}
+
+// The path of this lane takes so many bytes: it pays for them, and every path with a lane earns its share of them.
+// Negative: it gives them back.
+void Core::charge(const Conn& conn, double bytes) {
+  PathShares advice;
+  auto& shares = credited_shares_[conn.outgoing];
+  auto& credits = credits_[conn.outgoing];
+  if (!advice_for(conn, advice) || (advice.flags & PathShares::fixed) == 0) {
+    shares.fill(0);
+    return;
+  }
+  if (shares != advice.share) {
+    shares = advice.share;
+    credits.fill(0);
+  }
+  std::array<bool, max_paths> earns{};
+  for (const auto& [id, other] : conns_) {
+    if (same_link(other, conn) && other.mark_sent == spec_.epoch) earns[other.sharing.path] = true;
+  }
+  double whole = 0;
+  for (std::size_t path = 0; path < max_paths; ++path) {
+    earns[path] = earns[path] && (advice.flags >> path & 1) == 0;
+    whole += earns[path] ? shares[path] : 0;
+  }
+  for (std::size_t path = 0; path < max_paths; ++path) {
+    if (!earns[path] && !planted_.absent_earns) credits[path] = 0;
+    else if (whole > 0) credits[path] += shares[path] / whole * bytes;
+  }
+  if (earns[conn.sharing.path]) credits[conn.sharing.path] -= bytes;
+}
+
+// An op begins, and none is in flight: a path that was silent in the last transfer does not carry all of the next one.
+// What rounding left, less than two segments of any op before, stays: many small ops follow the shares together.
+void Core::forgive_credits() {
+  const auto most = 2 * static_cast<double>(largest_segment_);
+  for (auto& credits : credits_) {
+    for (double& each : credits) each = std::clamp(each, -most, most);
+  }
+}
+
 void Core::count_assigned(Conn& conn, const OpPtr& op, std::size_t bytes) {
   if (conn.sharing.paths < 2) return;
   op->assigned[conn.outgoing][conn.sharing.path] += bytes;
   path_bytes_[conn.outgoing][conn.sharing.path] += bytes;
   if (hints_ == nullptr && shares_.empty()) return;
+  charge(conn, static_cast<double>(bytes));
   // Others had to wait until this one had taken its share.
   for (auto& [id, other] : conns_) {
     if (id != conn.id && same_link(other, conn) && other.tx.empty()) mark_dirty(other);
   }
+}
+
+// The tail of one lane goes to another one: so many bytes of payload, which the slow one has sent, too, unless they were
+// moved.
+void Core::count_taken_over(const Conn& slow, const Conn& idle, std::size_t bytes, bool is_moved) {
+  if (idle.sharing.paths < 2) return;
+  const auto charged = static_cast<double>(bytes);
+  if (is_moved) {
+    path_bytes_[slow.outgoing][slow.sharing.path] -= bytes;
+    charge(slow, -charged);
+  }
+  path_bytes_[idle.outgoing][idle.sharing.path] += bytes;
+  charge(idle, charged);
 }
 
 Core::Conn* Core::lane_for_control(bool outgoing) {

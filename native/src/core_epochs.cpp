@@ -124,6 +124,8 @@ void Core::install(Ns now, EpochSpec spec) {
   spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
   sealed_ = false;
   for (auto& bytes : path_bytes_) bytes.fill(0);
+  for (auto& shares : credited_shares_) shares.fill(0);  // the links may lead elsewhere
+  largest_segment_ = 0;
   best_out_rate_ = 0;  // the next heartbeat is about another link
   forget_tags();
   std::vector<ConnId> unheld;

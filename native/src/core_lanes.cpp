@@ -302,9 +302,12 @@ Core::Tail Core::find_tail(const Conn& idle) {
   Tail found;
   if (!idle.sharing.shared || sealed_ || idle.mark_sent != spec_.epoch || !idle.tx.empty()) return found;
   if (is_vetoed(idle)) return found;
+  const bool is_bound = is_fixed(idle);
   Ns worst = 0;
   for (auto& [id, conn] : conns_) {
     if (id == idle.id || !same_link(conn, idle) || conn.mark_sent != spec_.epoch) continue;
+    // Fixed shares: a path that is slow for its share is waited for, one that is silent is not.
+    if (is_bound && conn.sharing.path != idle.sharing.path && silent(conn) < no_longer_counted_on) continue;
     Tail tail;
     std::uint64_t end = conn.sent_total + conn.tx_bytes;
     std::size_t length = 0;
@@ -346,12 +349,14 @@ bool Core::reissue(Conn& idle) {
     frame = std::move(slow.tx[tail.at]);
     slow.tx.erase(slow.tx.begin() + static_cast<std::ptrdiff_t>(tail.at));
     slow.tx_bytes -= frame.total;
+    if (frame.op) count_taken_over(slow, idle, frame.header.length, true);
   } else if (tail.is_queued) {
     OutFrame& begun = slow.tx[tail.at];
     if (begun.header.kind == LaneFrame::data && !begun.copied) copy_segment(begun);
     frame = begun;
     frame.sent = 0;
     begun.again = true;
+    if (frame.op) count_taken_over(slow, idle, frame.header.length, false);
   } else {
     Flight& flight = slow.flights[tail.at];
     flight.again = true;
@@ -362,6 +367,7 @@ bool Core::reissue(Conn& idle) {
     frame.item = flight.item;
     frame.total = sizeof(FrameHeader) + flight.header.length;
     if (frame.header.kind == LaneFrame::data) copy_segment(frame);
+    if (frame.op) count_taken_over(slow, idle, frame.header.length, false);
   }
   frame.is_copy = true;
   idle.tx_bytes += frame.total;

@@ -330,6 +330,8 @@ void Core::start(Ns now, const OpPtr& op) {
   op->deadline = now + op->spec.timeout;
   now_ = now;
   tag.running = op;
+  largest_segment_ = std::max(largest_segment_, op->plan().segment_bytes);
+  if (running_.empty()) forgive_credits();
   running_.push_back(op);
 
   const bool whole_through_master = op->small && spec_.evidence_by_master;

@@ -153,6 +153,7 @@ void Writer::take_over() {
     store(found.word, generation_bits(ringfold_word_generation(found.word)));
     // A reader may be waiting for a half-written area to become whole. It never will: it is nobody's before it is even.
     store(found.wide[0], std::uint64_t{0}, __ATOMIC_RELAXED);
+    store(found.flags, 0u, __ATOMIC_RELAXED);
     if (found.sequence & 1u) store(found.sequence, found.sequence + 1);
   }
   store(header()->generation, header()->generation + 1);
@@ -191,7 +192,8 @@ void Writer::withdraw(std::uint32_t number) {
   store_word(target, generation_bits(ringfold_word_generation(target.word)));
 }
 
-void Writer::publish(std::uint32_t number, std::span<const std::uint16_t> shares, std::uint32_t backpressure) {
+void Writer::publish(std::uint32_t number, std::span<const std::uint16_t> shares, std::uint32_t backpressure,
+                     std::uint32_t flags) {
   ringfold_hint_slot& target = slot(number);
   std::uint32_t sum = 0;
   for (const std::uint16_t share : shares) sum += share;
@@ -200,6 +202,8 @@ void Writer::publish(std::uint32_t number, std::span<const std::uint16_t> shares
     throw std::invalid_argument("a hint has 2 to 16 paths, and shares that sum to 65535");
   }
   const std::uint32_t generation = ringfold_word_generation(target.word);
+  if ((flags & ~RINGFOLD_HINT_FIXED) != 0) throw std::invalid_argument("unknown flags of a hint");
+  store(target.flags, flags);
   if (shares.size() <= 4) {
     store_word(target, make_word(generation, shares, backpressure));
     return;

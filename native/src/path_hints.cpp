@@ -6,7 +6,7 @@ namespace ringfold {
 
 static_assert(max_paths == RINGFOLD_HINTS_MOST_PATHS, "a hint has a share for every path of a link");
 
-PathShares advice_of(const ringfold_hint& hint) {
+PathShares advice_of(const ringfold_hint& hint, std::uint32_t flags) {
   PathShares out;
   const std::uint32_t paths = std::min<std::uint32_t>(hint.paths, max_paths);
   const std::uint32_t all = (1u << paths) - 1;
@@ -17,6 +17,7 @@ PathShares advice_of(const ringfold_hint& hint) {
   }
   const std::uint32_t held = hint.backpressure & all;
   out.flags = without | (held == all ? 0 : held);
+  if ((flags & RINGFOLD_HINT_FIXED) != 0) out.flags |= PathShares::fixed;
   return out;
 }
 
@@ -55,8 +56,11 @@ bool FollowedHints::read(PeerId peer, PathShares& out) const {
 
 bool FollowedHints::read(const Place& place, PathShares& out) const {
   const auto result = reader_->read(place.slot, place.generation, place.hint);
-  if (result != RINGFOLD_HINT_BUSY) place.has_hint = result == RINGFOLD_HINT_READ;
-  if (place.has_hint) out = advice_of(place.hint);
+  if (result != RINGFOLD_HINT_BUSY) {
+    place.has_hint = result == RINGFOLD_HINT_READ;
+    place.flags = reader_->flags(place.slot);
+  }
+  if (place.has_hint) out = advice_of(place.hint, place.flags);
   return place.has_hint;
 }
 

@@ -65,7 +65,7 @@ class Weather {
       if (kind != 0) out.share[path] = static_cast<std::uint16_t>(chance(0.3) ? 0 : pick(1, 65'535));
       if (kind != 1 && chance(0.4)) out.flags |= 1u << path;
     }
-    if (kind == 3 || chance(0.3)) out.flags |= PathShares::capped;
+    if (kind == 3 || chance(0.3)) out.flags |= PathShares::fixed;
     return out;
   }
 

@@ -98,6 +98,11 @@ TEST(what_is_published_is_read) {
   CHECK(throws<std::invalid_argument>([&] { writer.publish(3, Shares{1, 2}, 0); }));
   CHECK(throws<std::invalid_argument>([&] { writer.publish(3, Shares{65535}, 0); }));
   CHECK(throws<std::invalid_argument>([&] { writer.publish(3, Shares{65535, 0}, 4); }));
+  CHECK(throws<std::invalid_argument>([&] { writer.publish(3, Shares{65535, 0}, 0, 2); }));
+  writer.publish(3, Shares{65535, 0}, 0, RINGFOLD_HINT_FIXED);
+  CHECK(reader.flags(3) == RINGFOLD_HINT_FIXED && reader.flags(RINGFOLD_HINTS_SLOTS) == 0);
+  writer.publish(3, Shares{65535, 0}, 0);
+  CHECK(reader.flags(3) == 0);
   CHECK(throws<std::invalid_argument>([&] { writer.open(3, 0); }));
   CHECK(throws<std::out_of_range>([&] { writer.open(4096, 1); }));
 }

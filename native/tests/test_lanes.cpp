@@ -241,12 +241,12 @@ std::array<std::uint64_t, max_paths> split(const PathShares& shares, std::size_t
   return ring.core(0).path_bytes(true);
 }
 
-TEST(shares_are_caps_when_they_are_flagged_so) {
-  const auto even = split({{100, 100}, PathShares::capped}, 64'000);
+TEST(shares_bind_when_they_are_fixed) {
+  const auto even = split({{100, 100}, PathShares::fixed}, 64'000);
   CHECK(std::max(even[0], even[1]) - std::min(even[0], even[1]) <= 256);
-  const auto fifth = split({{80, 20}, PathShares::capped}, 64'000);
+  const auto fifth = split({{80, 20}, PathShares::fixed}, 64'000);
   CHECK(fifth[1] > 50'000 && fifth[1] < 52'500);
-  const auto thirds = split({{100, 100, 100}, PathShares::capped}, 64'000, 3);
+  const auto thirds = split({{100, 100, 100}, PathShares::fixed}, 64'000, 3);
   CHECK(thirds[0] + thirds[1] + thirds[2] == 256'000);
 }
 
@@ -385,6 +385,22 @@ TEST(a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale) {
   CHECK(sent_with(ring, 10'000)[0] > 0);
 }
 
+TEST(a_hint_that_is_fixed_binds_over_the_whole_transfer) {
+  Agent agent;
+  Ring ring(2, 2, 256, 18);
+  ring.run();
+  ring.core(0).set_path_hints(&agent.followed);
+  const std::uint16_t nine_tenths[] = {58'982, 6'553};
+  agent.writer.publish(7, nine_tenths, 0, RINGFOLD_HINT_FIXED);
+  CHECK(agent.followed.look(agent.now()));
+  const auto bound = sent_with(ring, 64'000);
+  CHECK(bound[1] > 25'200 && bound[1] < 26'000);
+  agent.writer.publish(7, nine_tenths, 0);  // the same shares of the policy: from the next segment on they are weights
+  CHECK(agent.followed.look(agent.now()));
+  PathShares found;
+  CHECK(agent.followed.read(1, found) && found.flags == 0);
+}
+
 TEST(the_advice_of_many_paths_is_read_whole) {
   Agent agent;
   const std::uint16_t shares[] = {10'000, 20'000, 0, 30'000, 5'535};
@@ -393,6 +409,8 @@ TEST(the_advice_of_many_paths_is_read_whole) {
   PathShares found;
   CHECK(agent.followed.read(1, found));
   CHECK(found.share[3] == 30'000 && found.flags == 1u << 2);
+  agent.writer.publish(7, shares, 1u << 2, RINGFOLD_HINT_FIXED);
+  CHECK(agent.followed.read(1, found) && found.flags == (1u << 2 | PathShares::fixed));
   CHECK(!agent.followed.read(2, found));  // another peer
   agent.followed.forget(1);
   CHECK(!agent.followed.read(1, found));

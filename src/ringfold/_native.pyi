@@ -310,7 +310,7 @@ class Core:
 
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
         """
-        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are caps.
+        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are fixed.
         """
 
     def path_bytes(self, to_next: bool) -> list[int]:
@@ -403,6 +403,8 @@ class Core:
 
     def poll(self, op: int) -> OpResult | None: ...
 
+    def tags_in_flight(self) -> list[int]: ...
+
     def cancel(self, op: int) -> bool: ...
 
     def release(self, op: int) -> None: ...
@@ -426,7 +428,7 @@ class Engine:
 
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
         """
-        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are caps.
+        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are fixed.
         """
 
     def path_bytes(self, to_next: bool) -> list[int]:
@@ -695,8 +697,10 @@ class HintWriter:
     def open(self, slot: int, generation: int) -> None:
         """The slot has a new owner, and no advice yet."""
 
-    def publish(self, slot: int, shares: Sequence[int], backpressure: int = 0) -> None:
-        """Advise the owner: a share of 65535 for each path."""
+    def publish(self, slot: int, shares: Sequence[int], backpressure: int = 0, is_fixed: bool = False) -> None:
+        """
+        Advise the owner: a share of 65535 for each path. Fixed shares bind over the whole transfer.
+        """
 
     def withdraw(self, slot: int) -> None:
         """No advice any more: the owner's local policy."""
@@ -732,3 +736,6 @@ class HintReader:
 
     def read(self, slot: int, generation: int) -> tuple | None:
         """(shares, backpressure) for this owner, or None: local."""
+
+    def is_fixed(self, slot: int, generation: int) -> bool:
+        """Whether there is a hint for this owner whose shares bind."""

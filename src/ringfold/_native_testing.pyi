@@ -30,7 +30,7 @@ class PlantedCore:
 
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
         """
-        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are caps.
+        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are fixed.
         """
 
     def path_bytes(self, to_next: bool) -> list[int]:
@@ -122,6 +122,8 @@ class PlantedCore:
     def submit(self, request: ringfold._native.OpRequest) -> int: ...
 
     def poll(self, op: int) -> ringfold._native.OpResult | None: ...
+
+    def tags_in_flight(self) -> list[int]: ...
 
     def cancel(self, op: int) -> bool: ...
 

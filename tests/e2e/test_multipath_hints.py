@@ -1,8 +1,9 @@
 """Two hosts with two paths, and an agent on one of them: a switch's telemetry decides where segments go."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,37 @@ def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_no
             agents.kill("agent")
             multipath._result(cluster)  # verified, and in the first attempt
             until(cluster, lambda: sent(cluster)[1] > 0, "the hints of a dead agent are still believed")
+
+
+def test_a_share_that_is_fixed_by_hand_is_kept_until_it_is_auto_again(tmp_path: Path) -> None:
+    """Half of the bytes over the slower path, although it has a third of the rate, also while a path is cut."""
+    directory, size = tmp_path / "agent", 16 << 20
+
+    def second_share(replies: Mapping[str, Mapping[str, Any]]) -> float:
+        first, second = replies["side-0"]["path_bytes"][:2]
+        return float(second / (first + second))
+
+    with two_hosts() as lab, LocalCluster() as agents:
+        start_lab_agent(agents, "agent", lab, 0, directory)
+        until(agents, lambda: (directory / HINTS_NAME).exists(), "the agent does not start")
+        with multipath._peers(lab, 2, agents={0: directory}) as cluster, AgentConsole([directory]) as console:
+            until(cluster, lambda: len(flows(directory)) == 1, "the flow is not registered")
+            (flow,) = flows(directory)
+            console.set_shares(flow.flow.source, flow.flow.destination, (0.5, 0.5))
+            (flow,) = flows(directory)
+            assert (flow.is_fixed, flow.shares) == (True, (0.5, 0.5))
+            assert second_share(multipath._op(cluster, size)[1]) == pytest.approx(0.5, rel=0.02)
+
+            multipath._request(cluster, {"do": "op", "size_bytes": size})
+            lab.cut(1)
+            multipath._result(cluster)  # the other path takes over: verified, and in the first attempt
+            lab.restore(1)
+            until(
+                cluster,
+                lambda: second_share(multipath._op(cluster, size)[1]) == pytest.approx(0.5, rel=0.02),
+                "the share does not bind again when the path is back",
+            )
+
+            console.set_shares(flow.flow.source, flow.flow.destination, ())
+            until(cluster, lambda: not flows(directory)[0].is_fixed, "the share stays fixed")
+            assert second_share(multipath._op(cluster, size)[1]) < 0.45

@@ -61,7 +61,7 @@ class AgentRun:
                 case CloseConnection(client, why):
                     assert why
                     self.clients.pop(client, None)
-                case PublishAdvice(slot, shares, backpressure):
+                case PublishAdvice(slot, shares, backpressure, _):
                     assert 0 <= slot < 8
                     assert 0 <= sum(shares) <= 65_535
                     assert all(0 <= share <= 65_535 for share in shares)

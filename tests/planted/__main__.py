@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.console import Console
 from rich.table import Column, Table
 
-from planted import Bug, failover, find, iterations, probing, resume, runs, several, stalls
+from planted import Bug, failover, find, iterations, probing, resume, runs, several, shares, stalls
 from ringfold.testing.__main__ import fresh_seed, progress_bar
 from ringfold.testing.scheduler import SimulationFailure
 
@@ -20,6 +20,7 @@ SIMULATIONS: dict[str, dict[str, Bug]] = {
     "stalls": stalls.BUGS,
     "resume": resume.BUGS,
     "several": several.BUGS,
+    "shares": shares.BUGS,
     "probing": probing.BUGS,
     "iterations": iterations.BUGS,
 }

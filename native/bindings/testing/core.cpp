@@ -16,6 +16,8 @@ constexpr std::pair<const char*, bool Planted::*> bugs[] = {
     {"apply_finished", &Planted::apply_finished},
     {"divide_by_size", &Planted::divide_by_size},
     {"early_unlimited", &Planted::early_unlimited},
+    {"shares_expire", &Planted::shares_expire},
+    {"absent_earns", &Planted::absent_earns},
 };
 
 Planted planted_bug(const std::string& name) {

@@ -135,8 +135,10 @@ struct Sharing {
 
 // Advice about the paths to one neighbour, looked at before each segment. Without shares and flags lanes just pull.
 //   weight  a path's share counts for the first few segments of an op; then a path that can take more takes more
+//   fixed   the shares bind: paths carry them in bytes, over every transfer, and the slowest for its share sets the pace
+//   veto    a path gets nothing while another one can be counted on
 struct PathShares {
-  static constexpr std::uint32_t capped = 1u << 16;  // below it: one veto bit per path
+  static constexpr std::uint32_t fixed = 1u << 16;  // below it: one veto bit per path
   std::array<std::uint16_t, max_paths> share{};
   std::uint32_t flags = 0;
 };
@@ -228,7 +230,8 @@ class Core {
   std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const;
   // The RTT on each path to a peer, over the lanes of both links to it; zeros: none was measured in the last second.
   std::array<Rtt, max_paths> path_rtts(Ns now, PeerId peer) const;
-  // Bytes of payload assigned to each path of the link to the next (or previous) peer since the epoch began.
+  // Bytes of payload assigned to each path of the link to the next (or previous) peer since the epoch began; what
+  // another path took over is counted there.
   std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const { return path_bytes_[to_next]; }
   // The control connection, if its last echo is overdue (0 otherwise): are its bytes acknowledged, at least?
   ConnId late_echo(Ns now) const { return control_ != 0 && now - last_echoed_ > 2 * heartbeat_ ? control_ : 0; }
@@ -452,6 +455,7 @@ class Core {
   bool worth_sending(const FrameHeader& header, const OpPtr& op, const Sendable& item) const;
   static Ns stalled(const Conn& conn);
   static Ns silent(const Conn& conn);
+  static constexpr Ns no_longer_counted_on = 20'000'000;  // after so long without an acknowledgement that is due
   static void note_saturation(Conn& conn, Ns now, std::size_t more);
   static Ns time_for(double bytes, double rate);
   Ns arrives_in(const Conn& conn, std::size_t bytes) const;
@@ -468,10 +472,17 @@ class Core {
   bool is_measured(const Conn& conn) const;
   bool too_late_by_shares(const Conn& conn, const OpPtr& op, const PathShares& advice) const;
   bool is_advised(const Conn& conn, const OpPtr& op) const;
+  bool is_fixed(const Conn& conn) const;
+  bool may_take_fixed(const Conn& conn, const OpPtr& op) const;
+  bool is_within_share(const Conn& conn, std::size_t next, std::size_t segment, const PathShares& advice) const;
+  double credit(bool outgoing, const PathShares& advice, std::size_t path) const;
+  void charge(const Conn& conn, double bytes);
+  void forgive_credits();
   bool advice_for(const Conn& conn, PathShares& advice) const;
   std::array<bool, max_paths> usable_paths(const Conn& conn, const PathShares& advice) const;
   bool is_vetoed(const Conn& conn) const;
   void count_assigned(Conn& conn, const OpPtr& op, std::size_t bytes);
+  void count_taken_over(const Conn& slow, const Conn& idle, std::size_t bytes, bool is_moved);
 
   // core_bulk.cpp
   Conn* find_bulk(ConnId id);
@@ -539,6 +550,10 @@ class Core {
   std::map<PeerId, PathShares> shares_;
   const PathHints* hints_ = nullptr;
   std::array<std::uint64_t, max_paths> path_bytes_[2] = {};
+  // Fixed shares, by direction: what each path is behind its share, in bytes, and the shares that this counts for.
+  std::array<double, max_paths> credits_[2] = {};
+  std::array<std::uint16_t, max_paths> credited_shares_[2] = {};
+  std::size_t largest_segment_ = 0;  // of an op of this epoch
   std::vector<ConnId> filling_;  // bulk connections that began to fill since the last take_filling
   std::deque<Event> events_;
 

@@ -3,6 +3,7 @@
 // The layout and the rules are in include/ringfold_hints.h, which the reader here uses as any other consumer would. The
 // writer is the only code that stores into the file, and there is one writer at a time (flock). Its invariants:
 //   - a word is stored at once, so a narrow hint is whole or not there;
+//   - flags are stored before the word that they are about;
 //   - the wide area is written before a word that points at it becomes valid, under a sequence that is odd meanwhile;
 //   - a slot's generation only grows (modulo 2^20, never 0), also across restarts: it stays in the file;
 //   - after a restart every word is invalid, and every sequence even, before the heartbeat shows that the agent is
@@ -43,7 +44,9 @@ class Writer {
 
   // A new owner: the slot's generation from now on. There is no advice until `publish`.
   void open(std::uint32_t slot, std::uint32_t generation);
-  void publish(std::uint32_t slot, std::span<const std::uint16_t> shares, std::uint32_t backpressure);
+  // `flags`: RINGFOLD_HINT_FIXED, or 0.
+  void publish(std::uint32_t slot, std::span<const std::uint16_t> shares, std::uint32_t backpressure,
+               std::uint32_t flags = 0);
   // No advice; the owner stays.
   void withdraw(std::uint32_t slot);
   Word word(std::uint32_t slot) const;
@@ -95,6 +98,10 @@ class Reader {
   ringfold_hint_result read(std::uint32_t slot, std::uint32_t generation, ringfold_hint& hint) const {
     if (state_ != State::fresh) return RINGFOLD_HINT_LOCAL;
     return ringfold_hint_read(map_.base, slot, generation, &hint);
+  }
+  // The flags of the hint that was read just before.
+  std::uint32_t flags(std::uint32_t slot) const {
+    return state_ == State::fresh ? ringfold_hint_flags(map_.base, slot) : 0;
   }
   std::uint64_t table_generation() const;
   // When the agent changed a slot last (CLOCK_MONOTONIC), or 0.

@@ -17,9 +17,9 @@
 
 namespace ringfold {
 
-// What a hint means for lanes. Shares are weights. A path under backpressure is vetoed, and so is one without a share;
+// What a hint means for lanes. Shares are weights, or fixed if the hint says so. A path under backpressure is vetoed, and so is one without a share;
 // if every path is under backpressure, they are equally bad, and only the shares count.
-PathShares advice_of(const ringfold_hint& hint);
+PathShares advice_of(const ringfold_hint& hint, std::uint32_t flags = 0);
 
 class FollowedHints final : public PathHints {
  public:
@@ -36,6 +36,7 @@ class FollowedHints final : public PathHints {
   struct Place {
     std::uint32_t slot = 0, generation = 0;
     mutable ringfold_hint hint{};  // the last one: kept while the agent is writing a wide one
+    mutable std::uint32_t flags = 0;
     mutable bool has_hint = false;
     PathShares seen{};
     bool has_seen = false;

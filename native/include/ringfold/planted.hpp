@@ -17,6 +17,8 @@ struct Planted {
   bool tell_nobody = false;          // a lane that leaves a segment to others does not wake them
   bool apply_finished = false;       // a frame of a finished sequence counts for the op that runs
   bool divide_by_size = false;       // an average is over the ring, not over those that contributed
+  bool shares_expire = false;        // fixed shares count for the first segments of an op only
+  bool absent_earns = false;         // a path without lanes earns its fixed share, and takes all of it when it is back
   bool early_unlimited = false;      // each op counts its early segments by itself, and nobody counts all of them
 };
 

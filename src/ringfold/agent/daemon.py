@@ -305,8 +305,8 @@ class AgentServer:
                     connection.send(message)
             case OpenSlot(slot, generation):
                 self._hints.open(slot, generation)
-            case PublishAdvice(slot, shares, backpressure):
-                self._hints.publish(slot, shares, backpressure)
+            case PublishAdvice(slot, shares, backpressure, is_fixed):
+                self._hints.publish(slot, shares, backpressure, is_fixed)
             case WithdrawAdvice(slot):
                 self._hints.withdraw(slot)
             case WatchPair(pair):

@@ -28,11 +28,12 @@ class OpenSlot(Struct, frozen=True):
 
 
 class PublishAdvice(Struct, frozen=True):
-    """Write new advice to a slot: shares of 65535, and a bit for each path under backpressure."""
+    """Write new advice to a slot: shares of 65535, and a bit for each path under backpressure. Fixed shares bind."""
 
     slot: int
     shares: list[int]
     backpressure: int
+    is_fixed: bool = False
 
 
 class WithdrawAdvice(Struct, frozen=True):

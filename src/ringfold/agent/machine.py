@@ -302,7 +302,7 @@ class AgentMachine:
         self._advice[advice.pair.slot] = advice
         self.counts["published"] += 1
         mask = sum(1 << path for path, held in enumerate(advice.backpressure) if held)
-        return PublishAdvice(advice.pair.slot, quantise(advice.shares), mask)
+        return PublishAdvice(advice.pair.slot, quantise(advice.shares), mask, advice.is_fixed)
 
     def _withdraw(self, pair: Pair) -> WithdrawAdvice:
         self._advice.pop(pair.slot, None)
@@ -330,7 +330,7 @@ class AgentMachine:
         if advice is None:
             return plain
         shares, held = tuple(advice.shares), tuple(advice.backpressure)
-        return replace(plain, shares=shares, backpressure=held, why=advice.why)
+        return replace(plain, shares=shares, backpressure=held, why=advice.why, is_fixed=advice.is_fixed)
 
     def _status(self, now_ns: int, request: int) -> AgentStatus:
         registry, me = self._registry, self._me

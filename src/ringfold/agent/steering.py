@@ -62,13 +62,14 @@ V = TypeVar("V")
 class Advice:
     """The shares of a pair's paths (they sum to 1), which paths are under backpressure, and the reason.
 
-    No shares: the advice is withdrawn.
+    No shares: the advice is withdrawn. Fixed shares bind over whole transfers; others are where a transfer begins.
     """
 
     pair: Pair
     shares: Sequence[float]
     backpressure: Sequence[bool]
     reason: str | Decision = ""
+    is_fixed: bool = False
 
     @property
     def why(self) -> str:
@@ -168,9 +169,9 @@ class Steering:
         """Advice that depends on no measurement, if there is any."""
         clear = (False,) * len(pair.paths)
         if (fixed := self._pairs[pair.slot].fixed) is not None:
-            return Advice(pair, fixed, clear, "fixed by hand")
+            return Advice(pair, fixed, clear, "fixed by hand", is_fixed=True)
         if self._static is not None and len(self._static) == len(pair.paths):
-            return Advice(pair, self._static, clear, "the static policy of this agent")
+            return Advice(pair, self._static, clear, "the static policy of this agent", is_fixed=True)
         return None
 
     # New information

@@ -63,8 +63,8 @@ Array = ndarray[Any, Any]
 RawBlock = tuple[Array, int, int, int | None]
 """memory (uint8, one dimension, contiguous), offset, length, and the rf64 hash that the content should have"""
 
-CAPPED = 1 << 16
-"""Among the flags of `set_path_shares`: no path gets more than its share. Below it is one veto bit per path."""
+FIXED = 1 << 16
+"""Among the flags of `set_path_shares`: the shares bind over whole transfers. Below it is one veto bit per path."""
 
 
 class Commands(Protocol):
@@ -93,8 +93,8 @@ class Commands(Protocol):
     def progress(self) -> list[tuple[int, int]]: ...
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
         """Set the path shares towards a neighbour, from the next segment on. Shares (out of 65535) hold for the first
-        segments of an op, and always with `CAPPED`. A path whose bit is set in `flags` gets nothing while another one
-        is up. Without shares and flags lanes just pull."""
+        segments of an op; with `FIXED` each path carries its share of all bytes. A path whose bit is set in `flags`
+        gets nothing while another one is up. Without shares and flags lanes just pull."""
 
     def path_bytes(self, to_next: bool) -> list[int]:
         """Bytes of payload given to each path of a link since the epoch began."""

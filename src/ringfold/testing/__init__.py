@@ -16,8 +16,9 @@ Programs and checks: `program.py` (what a user's program may call), `runner.py` 
 plain blocking code), `workloads.py`, `stateful.py` and `stalling.py` (the programs), `checks.py` and `sync_checks.py`
 (the promises). `simulation.py` puts a run together.
 
-From seeds to runs: `faults.py`, `scenario.py`, `several.py` (several runs on one master) and `resuming.py` (all peers
-are killed). `python -m ringfold.testing` runs many seeds. Bugs that the simulation must find are in `tests/planted`.
+From seeds to runs: `faults.py`, `scenario.py`, `several.py` (several runs on one master), `resuming.py` (all peers are
+killed) and `sharing.py` (fixed shares of paths). `python -m ringfold.testing` runs many seeds. Bugs that the simulation
+must find are in `tests/planted`.
 
 Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `probing_checks.py`. So has the global
 iteration: `iterating.py`, `iterating_stories.py`.

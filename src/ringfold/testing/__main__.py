@@ -20,6 +20,7 @@ from ringfold.testing.resuming import run_resume
 from ringfold.testing.scenario import Outcome, run_failover, run_seed, run_stalls
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.several import run_several
+from ringfold.testing.sharing import run_shares
 
 BATCH = 10
 """Seeds per task: enough that handing them out costs nothing."""
@@ -111,6 +112,11 @@ def run_resume_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_several_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds of several runs on one master; a broken promise is an outcome too."""
     return [_caught(run_several, seed) for seed in seeds]
+
+
+def run_share_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some seeds with fixed shares of paths; a broken promise is an outcome too."""
+    return [_caught(run_shares, seed) for seed in seeds]
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
@@ -229,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stalls", action="store_true", help="programs hang, are slow, or are busy, besides")
     parser.add_argument("--resume", action="store_true", help="stories in which everybody is killed, and comes back")
     parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost besides")
+    parser.add_argument("--shares", action="store_true", help="fixed shares of paths, which break and come back")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
@@ -238,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run: Callable[..., Outcome | RoundOutcome] = run_failover if options.failover else run_seed
         run = run_rounds if options.probing else run_several if options.runs else run
         run = run_stalls if options.stalls else run_resume if options.resume else run
+        run = run_shares if options.shares else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
@@ -249,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     total = Total()
     batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
     batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
+    batch = run_share_batch if options.shares else batch
     run_many(first, options.seeds, options.jobs, console, total, batch)
     show(total, first, console)
     return 1 if total.failures else 0

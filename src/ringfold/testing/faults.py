@@ -42,7 +42,7 @@ OF_STATE: tuple[FaultKind, ...] = ("lie", "crash_holders", "crash_newcomer")
 OF_PATHS: tuple[FaultKind, ...] = ("cut_path", "slow_path", "reset_lanes")
 """Faults of one path among several, or of some lanes among several."""
 ADVICE: FaultKind = "advice"
-"""No fault, but a fickle agent: weights, caps and vetoes of paths, changed again and again. It is no excuse."""
+"""No fault, but a fickle agent: weights, fixed shares and vetoes of paths, changed again and again. It is no excuse."""
 KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in (*OF_STATE, *OF_PATHS, ADVICE))
 COMMON: tuple[FaultKind, ...] = ("crash", "crash", "cut_from_master", "reset", "freeze_short")
 """Drawn more often than the others: they meet ops in more interesting states."""

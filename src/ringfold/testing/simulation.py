@@ -19,7 +19,7 @@ from ringfold.master.journal import encode
 from ringfold.master.machine import Master
 from ringfold.master.runs import Runs
 from ringfold.master.settings import MasterSettings
-from ringfold.peer.engine import CAPPED
+from ringfold.peer.engine import FIXED
 from ringfold.peer.settings import PeerTimings
 from ringfold.testing.checks import History, Violation
 from ringfold.testing.hostile import GarbageClient
@@ -84,7 +84,7 @@ def draw_advice(rng: Random, paths: int) -> tuple[list[int], int]:
     """Shares of the paths, and flags: as likely as not foolish."""
     shares = [rng.choice((0, 1, rng.randint(1, 65_535))) for _ in range(paths)] if rng.random() < 0.7 else []
     vetoes = sum(1 << path for path in range(paths) if rng.random() < 0.4) if rng.random() < 0.7 else 0
-    return shares, vetoes | (CAPPED if rng.random() < 0.3 else 0)
+    return shares, vetoes | (FIXED if rng.random() < 0.3 else 0)
 
 
 class Book:

@@ -151,6 +151,8 @@ class ListedFlow(Struct, frozen=True):
     bytes_per_s: tuple[int, ...] = ()
     srtt_us: tuple[int, ...] = ()
     min_rtt_us: tuple[int, ...] = ()
+    is_fixed: bool = False
+    """The shares bind over whole transfers."""
 
 
 class FlowList(Message, frozen=True, tag="flow_list"):

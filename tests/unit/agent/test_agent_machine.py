@@ -101,7 +101,7 @@ def test_the_slot_is_opened_before_the_flow_is_told_of_it() -> None:
     effects = Host("static:0.25").open(1).say(1, Register(7, flow(1)))
     assert [type(effect) for effect in effects] == [OpenSlot, PublishAdvice, WatchPair, SendMessage]
     assert effects[-1] == SendMessage(1, Registered(7, 1, 0, 1))
-    assert effects[1] == PublishAdvice(0, [49151, 16384], 0)
+    assert effects[1] == PublishAdvice(0, [49151, 16384], 0, is_fixed=True)
 
 
 def test_the_end_of_a_client_withdraws_its_hints() -> None:
@@ -194,7 +194,7 @@ def test_only_root_and_the_agents_user_fix_shares() -> None:
     host.say(1, Register(1, flow(1)))
     wish = SetShares(1, "10.0.0.1", "10.0.0.2", (0.0, 1.0))
     assert host.answer(1, wish, AgentRefused).kind == "forbidden"
-    assert PublishAdvice(0, [0, 65535], 0) in host.say(2, wish)
+    assert PublishAdvice(0, [0, 65535], 0, is_fixed=True) in host.say(2, wish)
     assert host.answer(2, wish, SharesSet).slots == 1
 
 

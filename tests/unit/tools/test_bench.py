@@ -104,7 +104,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         | {"silent"},
         "iteration": {*report.spread([1]), "waiting_cpu_percent", "store", "ranks"},
         "hints": {*report.spread([1]), "read_ns", "flows_per_s", "torn", "part", "flows", "reads"},
-        "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "part", "way", "size_bytes"},
+        "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "off", "part", "way", "size_bytes"},
         "wan": {"share", "extra_ms", "part"},
     }
     loaded = targets.load()
@@ -448,6 +448,18 @@ def test_backpressure_is_as_late_as_the_last_segment_of_a_path_in_use() -> None:
     assert multipath.judged({"given_ns": []}, holds)["latency_ms"] is None
 
 
+def test_a_fixed_share_is_compared_with_what_both_sides_gave_each_path() -> None:
+    first, second = multipath.fixed_rows([0.7, 0.3], [69_400, 30_600], [70_500, 29_500])
+    assert (first["measured"], second["measured"], second["on_wire"]) == (0.694, 0.306, 0.295)
+    assert second["off"] == pytest.approx(0.02)
+    assert first["off"] == pytest.approx(0.006 / 0.7)
+
+
+@pytest.mark.parametrize("arguments", [["--fixed", "--hints"], ["--fixed", "--fixed-sizes", "64K"]])
+def test_parts_of_multipath_that_make_no_sense_are_refused(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, ["multipath", *arguments]).exit_code == 2
+
+
 def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:
     """The layout with the longest name, and figures as wide as they get."""
     layout = "120+60+30"
@@ -457,6 +469,7 @@ def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:
         {**base, "part": "transfer", "way": "equal split", "mbit": 196.4, "share": 0.991, "reissued": 1_234},
         {**base, "part": "swap", "way": "ringfold", "over_best": 1.005, "reissued": 1_234},
         {**base, "part": "cut", "way": "ringfold", "path": 1, "over_best": 1.009, "reissued": 1_234, "back_s": 12.3},
+        {**base, "part": "fixed", "path": 1, "asked": 0.3, "measured": 0.29871, "on_wire": 0.30219, "off": 0.0043},
         {**base, "part": "few segments", "way": "ringfold"},
         {**base, "part": "few segments", "way": "with hints", "median_us": 9_170.0, "gain": 2.0},
         {"part": "switch", "way": "ringfold", "size_bytes": 1 << 14, "median_us": 28_110.0},

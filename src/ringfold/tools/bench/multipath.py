@@ -14,6 +14,11 @@ it is restored (`back_s` later).
 Then ops of one to four segments without and with hints (shares by the paths' rates): `gain` is the time without hints
 over that with them.
 
+Then fixed shares (`--fixed`: only these), set by real agents (`static:`), that are not those of the rates: one op of
+each of `--fixed-sizes`, and a row for each path. `measured` is the part of the payload that both sides gave to the
+path, `on_wire` its part of the bytes that the shapers of the hosts let through, with headers, acknowledgements and what
+TCP sent again. `off` is how far `measured` is from the share that was asked, relative to it.
+
 The last parts (`--hints`: only these) have real agents:
 
 - *cold start*: the first op of new connections, with unequal paths. The agents know the rates (a fixed share), the
@@ -52,7 +57,7 @@ from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, size_bytes, size_text, times
 from ringfold.tools.bench.targets import Value
 from ringfold.tools.cluster import MASTER_PORT, LocalCluster, Message, ProcessFailed
-from ringfold.tools.lab import SWITCH, Lab, ShapingFailed, Telemetry, TelemetrySender
+from ringfold.tools.lab import SWITCH, Lab, Queues, ShapingFailed, Telemetry, TelemetrySender
 from ringfold.tools.streams import mptcp_commands, mptcp_missing
 from ringfold.wire.agent import HINTS_NAME
 from ringfold.wire.telemetry import Congestion, Packet, encode, prefix_number
@@ -82,6 +87,7 @@ class MultipathPlan(msgspec.Struct, frozen=True):
     rounds: int
     change_bytes: int
     steady_s: float = 30.0
+    fixed_sizes: list[int] = []
 
 
 def command(
@@ -92,14 +98,21 @@ def command(
     rounds: Annotated[int, typer.Option(help="Timed ops of each size.", min=1)] = 7,
     hints: Annotated[bool, typer.Option("--hints", help="Only the parts with agents and their hints.")] = False,
     steady: Annotated[float, typer.Option(help="Seconds of ops over which an agent's share is watched.")] = 30.0,
+    fixed: Annotated[bool, typer.Option("--fixed", help="Only the part with fixed shares.")] = False,
+    fixed_sizes: Annotated[str, typer.Option(help="Sizes of ops with fixed shares.")] = "16M,64M,256M",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Transfers over several shaped paths beside the ceiling, a single path, a fixed split and MPTCP (needs root)."""
-    chosen = [] if hints else layouts.split(",")
-    plan = MultipathPlan(chosen, [size_bytes(one) for one in sizes.split(",")], rounds, 32 << 20, steady)
+    if hints and fixed:
+        raise typer.BadParameter("--hints and --fixed each choose one part: give one of them")
+    chosen = [] if hints or fixed else layouts.split(",")
+    bound = [] if hints else [size_bytes(one) for one in fixed_sizes.split(",")]
+    plan = MultipathPlan(chosen, [size_bytes(one) for one in sizes.split(",")], rounds, 32 << 20, steady, bound)
     for layout in plan.layouts:
         rates_of(layout)
+    if bound and (min(bound) < MIN_FIXED_BYTES):
+        raise typer.BadParameter(f"--fixed-sizes wants {size_text(MIN_FIXED_BYTES)} or more: less is a few segments")
     skipped: dict[str, str] = {}
     rows: list[Row] = []
     with reports.guarded(as_json=as_json) as progress:
@@ -107,24 +120,31 @@ def command(
             skipped["paths"] = f"{why}; run it as root"
         elif why := mptcp_missing():
             skipped["mptcp"] = why
-        task = progress.add_task("paths", total=len(plan.layouts) + 1)
+        task = progress.add_task("paths", total=len(plan.layouts) + 2)
         try:
             for layout in plan.layouts if "paths" not in skipped else ():
                 progress.update(task, description=layout)
                 rows += measure(layout, plan, with_mptcp="mptcp" not in skipped)
                 progress.advance(task)
-            progress.update(task, description="hints")
-            rows += measure_hints(plan.steady_s, PACKETS) if "paths" not in skipped else []
+            progress.update(task, description="fixed shares")
+            rows += measure_fixed(plan.fixed_sizes) if plan.fixed_sizes and "paths" not in skipped else []
+            progress.update(task, description="hints", advance=1)
+            rows += measure_hints(plan.steady_s, PACKETS) if not fixed and "paths" not in skipped else []
         except ShapingFailed as error:
             skipped["paths"], rows = f"paths cannot be shaped here: {error}", []
     if "paths" in skipped:
-        # A figure that could not be measured was not shown: rows without it make `--check` a miss.
-        rows = [{"part": "swap", "over_best": None}, {"part": "cut", "succeeded": None}]
-        rows += [{"part": "backpressure", "latency_ms": None}, {"part": "steady", "std": None}]
-        unmeasured: Row = {"part": "transfer", "way": "ringfold", "share": None}
-        rows += [{**unmeasured, "layout": one, "size_bytes": size} for one in plan.layouts for size in plan.sizes]
+        rows = _unmeasured(plan)
     result = reports.report("multipath", msgspec.to_builtins(plan), rows, skipped=skipped)
     reports.finish(result, sheets(rows), as_json=as_json, against_targets=check)
+
+
+def _unmeasured(plan: MultipathPlan) -> list[Row]:
+    """A figure that could not be measured was not shown: rows without it make `--check` a miss."""
+    rows: list[Row] = [{"part": "swap", "over_best": None}, {"part": "cut", "succeeded": None}]
+    rows += [{"part": "backpressure", "latency_ms": None}, {"part": "steady", "std": None}]
+    rows += [{"part": "fixed", "size_bytes": size, "off": None} for size in plan.fixed_sizes]
+    transfer: Row = {"part": "transfer", "way": "ringfold", "share": None}
+    return rows + [{**transfer, "layout": one, "size_bytes": size} for one in plan.layouts for size in plan.sizes]
 
 
 def rates_of(layout: str) -> list[float]:
@@ -149,9 +169,9 @@ def measure(layout: str, plan: MultipathPlan, *, with_mptcp: bool) -> list[Row]:
         base: Row = {"part": "transfer", "layout": layout}
         with _peers(lab, len(rates)) as cluster:
             rows += [{**base, **row} for row in _transfers(cluster, "ringfold", plan, ceiling)]
-            _request(cluster, {"do": "shares", "shares": [1 / len(rates)] * len(rates), "capped": True})
+            _request(cluster, {"do": "shares", "shares": [1 / len(rates)] * len(rates), "fixed": True})
             rows += [{**base, **row} for row in _transfers(cluster, "equal split", plan, ceiling)]
-            _request(cluster, {"do": "shares", "shares": [], "capped": False})
+            _request(cluster, {"do": "shares", "shares": [], "fixed": False})
             rows += [{"layout": layout, **row} for row in _changes(lab, cluster, rates, plan, ceiling)]
         with _peers(lab, 1) as cluster:
             rows += [{**base, **row} for row in _transfers(cluster, "first path", plan, ceiling)]
@@ -235,15 +255,56 @@ def _few(rates: Sequence[float]) -> Iterator[Row]:
         for way in ("ringfold", "with hints"):
             with _peers(lab, len(rates), small_bytes=0) as cluster:
                 if way == "with hints":
-                    _request(
-                        cluster, {"do": "shares", "shares": [rate / sum(rates) for rate in rates], "capped": False}
-                    )
+                    _request(cluster, {"do": "shares", "shares": [rate / sum(rates) for rate in rates], "fixed": False})
                 for segments in range(1, 5):
                     size = segments * SEGMENT_BYTES
                     took = statistics.median(_op(cluster, size)[0] for _ in range(FEW_ROUNDS))
                     row: Row = {"way": way, "size_bytes": size, "median_us": took / 1_000}
                     gain = without.setdefault(segments, took) / took
                     yield row if way == "ringfold" else row | {"gain": gain}
+
+
+# Fixed shares
+
+MIN_FIXED_BYTES = 1 << 20
+FIXED_SHARES = (("100+100", 0.3), ("200+50", 0.5), ("200+50", 0.1))
+"""Rates, and the share of the second path: on equal paths, and more and less than the rates of unequal ones say."""
+
+
+def measure_fixed(sizes: Sequence[int]) -> Iterator[Row]:
+    """All rows of fixed shares. Needs what a lab needs."""
+    for layout, second in FIXED_SHARES:
+        asked = [1 - second, second]
+        with (
+            Lab(hosts=2, paths=_lab_paths(rates_of(layout))) as lab,
+            _advised(lab, agents=True, policy=f"static:{second}") as (cluster, _),
+            Queues(lab, ends=("up",)) as queues,
+        ):
+            _op(cluster, min(sizes))
+            for size in sizes:
+                before = _on_wire(queues)
+                took, replies = _op(cluster, size)
+                wire = [now - was for now, was in zip(_on_wire(queues), before, strict=True)]
+                given = [sum(reply["path_bytes"][path] for reply in replies.values()) for path in range(len(asked))]
+                base: Row = {"part": "fixed", "layout": layout, "size_bytes": size, "median_us": took / 1_000}
+                for row in fixed_rows(asked, given, wire):
+                    yield base | row
+
+
+def fixed_rows(asked: Sequence[float], given: Sequence[int], wire: Sequence[int]) -> Iterator[Row]:
+    """For each path the share that was asked, and what came of it."""
+    for path, share in enumerate(asked):
+        measured = given[path] / sum(given)
+        off = abs(measured - share) / share
+        yield {"path": path, "asked": share, "measured": measured, "on_wire": wire[path] / sum(wire), "off": off}
+
+
+def _on_wire(queues: Queues) -> list[int]:
+    """The bytes that the shapers of both hosts have let through, by path."""
+    found: dict[str, int] = {}
+    for queue in queues.read():
+        found[queue.path] = found.get(queue.path, 0) + queue.sent_bytes
+    return list(found.values())
 
 
 # In mid-transfer
@@ -618,6 +679,16 @@ _BACKPRESSURE = (
     Column("came back", "returned"),
     Column("back after", "back_ms", _milliseconds),
 )
+_FIXED = (
+    _PATHS,
+    _SIZE,
+    Column("path", "path"),
+    Column("asked", "asked", _percent),
+    Column("measured", "measured", lambda value: f"{value:.2%}"),
+    Column("on the wire", "on_wire", lambda value: f"{value:.2%}"),
+    Column("off by", "off", lambda value: f"{value:.2%}"),
+    _TIME,
+)
 _STEADY = (
     Column("bottleneck", "layout"),
     Column("samples", "samples"),
@@ -646,6 +717,7 @@ _PARTS: tuple[tuple[str, tuple[str, ...], Sequence[Column], Callable[[Sequence[R
     ("transfers, beside the ceiling that plain TCP reaches", ("ceiling", "transfer"), _TRANSFER, _as_they_are),
     ("rates swapped in mid-transfer", ("swap",), (_PATHS, _SIZE, _TIME, _OVER, _TWICE), _as_they_are),
     ("a path cut in mid-transfer", ("cut",), _CUT, _as_they_are),
+    ("fixed shares", ("fixed",), _FIXED, _as_they_are),
     ("few segments", ("few segments",), (_PATHS, _SIZE, *_HINTS), side_by_side),
     ("cold start", ("cold start",), (_SIZE, *_HINTS), side_by_side),
     ("congestion inside the switch", ("switch",), (_SIZE, *_HINTS), side_by_side),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import ringfold as rf
 from ringfold import _native
-from ringfold.peer.engine import CAPPED, Engine
+from ringfold.peer.engine import FIXED, Engine
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, process_cpu_ns
 from ringfold.runtime.hardware import usable_cores
@@ -318,7 +318,7 @@ def multipath_peer(channel: Channel, master: str, addresses: str) -> None:
     while (order := channel.receive()) is not None:
         if order["do"] == "shares":  # none: pull again
             shares = [int(share * SHARE_UNIT) for share in order["shares"]]
-            engine.set_path_shares(neighbour, shares, CAPPED if order.get("capped", True) else 0)
+            engine.set_path_shares(neighbour, shares, FIXED if order.get("fixed", True) else 0)
             channel.send({"done": True})
             continue
         if buffer.nbytes != order["size_bytes"]:
