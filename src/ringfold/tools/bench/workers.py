@@ -329,7 +329,7 @@ def multipath_peer(channel: Channel, master: str, addresses: str) -> None:
         channel.send({"began_ns": monotonic_ns()})
         began = monotonic_ns()
         with given_times(engine, on=order["do"] == "watch") as given:
-            info = run.all_reduce(buffer, op="sum", timeout_s=60)
+            info = run.all_reduce(buffer, op="sum", timeout_s=60 + buffer.nbytes / 1e6)
         took = monotonic_ns() - began
         right = bool((buffer == (np.arange(buffer.size, dtype=np.float32) % 251) * 2).all())
         after, now = engine.stats(), engine.path_bytes(True)
