@@ -22,6 +22,7 @@ Key key_from(const nb::bytes& bytes) {
 
 std::vector<probe::Neighbour> neighbours_from(const std::vector<RawNeighbour>& raw) {
   std::vector<probe::Neighbour> out;
+  out.reserve(raw.size());
   for (const auto& [node, host, port] : raw) out.push_back({node, host, port});
   return out;
 }
@@ -29,7 +30,7 @@ std::vector<probe::Neighbour> neighbours_from(const std::vector<RawNeighbour>& r
 // Hands the memory of a vector over to NumPy.
 template <typename Scalar, typename Vector>
 nb::object array_of(Vector&& vector, std::initializer_list<std::size_t> shape) {
-  auto* kept = new std::decay_t<Vector>(std::move(vector));
+  auto* kept = new std::decay_t<Vector>(std::forward<Vector>(vector));
   nb::capsule owner(kept, [](void* each) noexcept { delete static_cast<std::decay_t<Vector>*>(each); });
   return nb::cast(nb::ndarray<nb::numpy, Scalar>(kept->data(), shape, owner));
 }

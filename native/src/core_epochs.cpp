@@ -72,7 +72,7 @@ void Core::refuse(const CallName& name, Bytes reason) {
     return op->spec.tag == tag && op->spec.step == step && op->spec.call == call;
   });
   if (late != waiting_.end()) {
-    const OpPtr op = *late;
+    const OpPtr op = *late;  // NOLINT(performance-unnecessary-copy-initialization): `finish` removes it from waiting_
     op->epoch = spec_.epoch;
     finish(op, OpStatus::aborted, std::move(reason));
     return;

@@ -13,6 +13,9 @@
 #include <cstring>
 #include <ctime>
 #include <stdexcept>
+#include <utility>
+
+#include "ringfold/error_text.hpp"
 
 namespace ringfold {
 namespace {
@@ -48,11 +51,10 @@ Ns monotonic_now() {
   return Ns{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-Engine::Engine(EngineSettings settings) : settings_(settings), cores_(usable_cores()) {
+Engine::Engine(EngineSettings settings) : settings_(std::move(settings)), cores_(usable_cores()) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_ < 0 || wake_ < 0)
-    throw std::runtime_error("no descriptors for an engine: " + std::string(strerror(errno)));
+  if (epoll_ < 0 || wake_ < 0) throw std::runtime_error("no descriptors for an engine: " + error_text(errno));
   epoll_event event{EPOLLIN, {.u64 = wake_key}};
   ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
   thread_ = std::thread([this] { service(); });

@@ -16,6 +16,7 @@
 
 #include "net.hpp"
 #include "ringfold/engine.hpp"
+#include "ringfold/error_text.hpp"
 
 namespace ringfold {
 namespace {
@@ -99,7 +100,7 @@ std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, 
     const auto address = net::literal(host, static_cast<std::uint16_t>(wanted));
     if (!address || wanted > 65535) throw std::runtime_error("cannot listen on " + host + ": not an address");
     const int fd = ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) throw std::runtime_error(std::string("cannot make a socket: ") + strerror(errno));
+    if (fd < 0) throw std::runtime_error(std::string("cannot make a socket: ") + error_text(errno));
     const int one = 1;
     ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (::bind(fd, reinterpret_cast<const sockaddr*>(&address->storage), address->bytes) == 0 &&
@@ -118,7 +119,7 @@ std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, 
       return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
                                                : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
     }
-    why = strerror(errno);
+    why = error_text(errno);
     ::close(fd);
   }
   throw std::runtime_error("cannot listen on " + host + " from port " + std::to_string(first_port) + " on: " + why);
@@ -139,7 +140,7 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, con
   }
   const int fd = ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
-    core_.lost(now, conn, strerror(errno));
+    core_.lost(now, conn, error_text(errno));
     return conn;
   }
   if (const auto from = source.empty() ? std::nullopt : net::literal(source, 0);
@@ -147,14 +148,14 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, con
     const int one = 1;
     ::setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
     if (::bind(fd, reinterpret_cast<const sockaddr*>(&from->storage), from->bytes) != 0 && errno != EADDRNOTAVAIL) {
-      core_.lost(now, conn, strerror(errno));
+      core_.lost(now, conn, error_text(errno));
       ::close(fd);
       return conn;
     }
   }
   const int rc = ::connect(fd, reinterpret_cast<const sockaddr*>(&address->storage), address->bytes);
   if (rc != 0 && errno != EINPROGRESS) {
-    core_.lost(now, conn, strerror(errno));
+    core_.lost(now, conn, error_text(errno));
     ::close(fd);
     return conn;
   }
@@ -231,7 +232,7 @@ bool Engine::read_some(Socket& socket, Ns now) {
     const ssize_t n = ::recv(socket.fd, space.data(), space.size(), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return total > 0;
     if (n <= 0) {
-      core_.lost(now, conn, n == 0 ? "closed by the other side" : strerror(errno));
+      core_.lost(now, conn, n == 0 ? std::string("closed by the other side") : error_text(errno));
       close_socket(conn);
       return true;
     }
@@ -348,7 +349,7 @@ void Engine::finish_connect(Socket& socket, Ns now) {
   ::getsockopt(socket.fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
   if (error != 0) {
     const ConnId conn = socket.conn;
-    core_.lost(now, conn, strerror(error));
+    core_.lost(now, conn, error_text(error));
     close_socket(conn);
     return;
   }

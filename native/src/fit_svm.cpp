@@ -106,6 +106,7 @@ Line svm(const Points& points, double cost) {
       samples.push_back({(side->x[i] - x_low) / x_range, (side->sign * side->y[i] - y_low) / y_range, side->sign});
 
   Vector w{0, 1, -0.5};
+  // NOLINTNEXTLINE(bugprone-float-loop-counter): few steps, each by a factor
   for (double width = first_width; width >= last_width; width *= narrower) descend(samples, w, cost, width);
   if (w[1] == 0) return {0, (y_low + y_high) / 2};
   // w0 x + w1 y + w2 = 0, in the points' own units, at x = 0.

@@ -124,7 +124,7 @@ void hash_blocks(const void* bytes, size_t count, uint64_t* out, unsigned thread
   std::vector<std::jthread> others;
   try {
     while (others.size() + 1 < useful) others.emplace_back(work);
-  } catch (const std::system_error&) {
+  } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
     // No more threads to be had: those that run, and this one, do it all.
   }
   work();

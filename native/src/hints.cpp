@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ringfold/error_text.hpp"
 #include "ringfold/mapping_guard.hpp"
 
 namespace ringfold::hints {
@@ -70,10 +71,10 @@ Word make_word(std::uint32_t generation, std::span<const std::uint16_t> shares, 
 
 Writer::Writer(const std::string& path, std::uint64_t stale_after_ns, unsigned mode) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, mode);
-  if (fd_ < 0) fail(path, errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+  if (fd_ < 0) fail(path, errno == ELOOP ? std::string("it is a symbolic link") : error_text(errno));
   try {
     struct stat about{};
-    if (::fstat(fd_, &about) != 0) fail(path, strerror(errno));
+    if (::fstat(fd_, &about) != 0) fail(path, error_text(errno));
     if (!S_ISREG(about.st_mode)) fail(path, "it is not a regular file");
     if (about.st_uid != ::geteuid()) fail(path, "it belongs to user " + std::to_string(about.st_uid));
     if (about.st_nlink != 1) fail(path, "it has another name too");
@@ -82,14 +83,14 @@ Writer::Writer(const std::string& path, std::uint64_t stale_after_ns, unsigned m
       const bool known = ::pread(fd_, &there, sizeof there, 0) == static_cast<ssize_t>(sizeof there);
       throw InUse(path, known ? there.writer_pid : 0);
     }
-    if (::fchmod(fd_, mode) != 0) fail(path, strerror(errno));
+    if (::fchmod(fd_, mode) != 0) fail(path, error_text(errno));
     if (about.st_size < static_cast<off_t>(RINGFOLD_HINTS_FILE_BYTES)) {
       // Room for all of it now: a store into a hole of a full disk would be a SIGBUS.
       const int why = ::posix_fallocate(fd_, 0, RINGFOLD_HINTS_FILE_BYTES);
-      if (why != 0) fail(path, strerror(why));
+      if (why != 0) fail(path, error_text(why));
     }
     void* const base = ::mmap(nullptr, RINGFOLD_HINTS_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    if (base == MAP_FAILED) fail(path, strerror(errno));
+    if (base == MAP_FAILED) fail(path, error_text(errno));
     base_ = base;
     guard_mapping(base_, RINGFOLD_HINTS_FILE_BYTES, true);
     const ringfold_hints_header& found = *header();

@@ -28,7 +28,7 @@ bool put_zeros(std::uintptr_t at) {
     const std::size_t bytes = range.bytes.load(std::memory_order_acquire);
     const std::uintptr_t base = range.base.load(std::memory_order_acquire);
     if (bytes == 0 || at < base || at - base >= bytes) continue;
-    void* const there = reinterpret_cast<void*>(base);
+    void* const there = reinterpret_cast<void*>(base);  // NOLINT(performance-no-int-to-ptr): atomic in the table
     const int protection = range.protection.load(std::memory_order_acquire);
     return ::mmap(there, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == there;
   }

@@ -20,6 +20,7 @@
 
 #include "net.hpp"
 #include "probe_messages.hpp"
+#include "ringfold/error_text.hpp"
 
 namespace ringfold::probe {
 namespace {
@@ -137,7 +138,7 @@ Prober::Prober(Settings settings)
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_ < 0) {
     ::close(socket_);
-    throw std::runtime_error(std::string("no descriptor for a prober: ") + strerror(errno));
+    throw std::runtime_error(std::string("no descriptor for a prober: ") + error_text(errno));
   }
   if (settings_.user_stamps) io_->kernel_tx = io_->kernel_rx = false;
   if (!io_->kernel_tx) core_.use_user_stamps();
@@ -160,7 +161,7 @@ void Prober::open_socket() {
   if (!address) throw std::runtime_error("cannot probe from " + where + ": not an address");
   family_ = address->storage.ss_family;
   socket_ = ::socket(family_, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (socket_ < 0) throw std::runtime_error("cannot probe from " + where + ": " + strerror(errno));
+  if (socket_ < 0) throw std::runtime_error("cannot probe from " + where + ": " + error_text(errno));
   const int off = 0, buffer = 1 << 20;
   if (family_ == AF_INET6) ::setsockopt(socket_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   ::setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);  // for when the thread does not get a core
@@ -168,7 +169,7 @@ void Prober::open_socket() {
     const int why = errno;
     ::close(socket_);
     throw std::runtime_error("cannot probe from " + where + ": " +
-                             (why == EADDRINUSE ? "the port is taken" : strerror(why)));
+                             (why == EADDRINUSE ? std::string("the port is taken") : error_text(why)));
   }
   sockaddr_storage bound{};
   socklen_t bytes = sizeof bound;

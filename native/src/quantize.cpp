@@ -115,8 +115,7 @@ uint8_t code_at(Scheme scheme, const uint8_t* codes, size_t count, size_t i) {
 
 void put_code(Scheme scheme, uint8_t* codes, size_t count, size_t i, int32_t code) {
   const size_t low = (count + 1) / 2;
-  if (!is_narrow(scheme)) codes[i] = static_cast<uint8_t>(code);
-  else if (i < low) codes[i] = static_cast<uint8_t>(code);
+  if (!is_narrow(scheme) || i < low) codes[i] = static_cast<uint8_t>(code);
   else codes[i - low] = static_cast<uint8_t>(codes[i - low] | code << 4);
 }
 

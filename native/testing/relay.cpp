@@ -16,6 +16,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "ringfold/error_text.hpp"
+
 namespace ringfold::relay {
 namespace {
 
@@ -46,7 +48,7 @@ void set_alarm(int timer, Ns at) {
 
 int duplicate(int descriptor) {
   const int copy = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) throw std::runtime_error(std::string("no descriptor for a cable: ") + strerror(errno));
+  if (copy < 0) throw std::runtime_error(std::string("no descriptor for a cable: ") + error_text(errno));
   ::fcntl(copy, F_SETFL, ::fcntl(copy, F_GETFL) | O_NONBLOCK);
   return copy;
 }
@@ -109,7 +111,7 @@ Relay::Relay()
       alarm_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
       owner_(::getpid()) {
   if (wake_ < 0 || alarm_ < 0) {
-    const std::string why = strerror(errno);
+    const std::string why = error_text(errno);
     ::close(wake_);
     ::close(alarm_);
     throw std::runtime_error("no descriptor for a relay: " + why);
