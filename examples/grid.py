@@ -63,7 +63,7 @@ def report(run: rf.Communicator, grid: rf.Meeting, state: rf.SharedState, weight
     error = np.abs(weights - truth(shard)).max()
     print(
         f"step {state.revision}: shard {shard} on {run.group_size} of {grid.world_size} peers, "
-        f"{holes} seats of the grid are empty, error {error:.4f}",
+        f"{holes} places of the grid are empty, error {error:.4f}",
         flush=True,
     )
 

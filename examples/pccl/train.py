@@ -35,7 +35,7 @@ def main(master: str = "127.0.0.1:48148") -> None:
 
     is_new = True
     while state.revision < STEPS:
-        # Whoever was just accepted does not ask: those who accepted it have asked, and go on.
+        # A peer that was just accepted does not call it: the peers that accepted it have called it, and continue.
         if not is_new and peer.are_peers_pending():
             peer.update_topology()
         is_new = False

@@ -87,7 +87,7 @@ class Sflow:
         sent, dropped, bits_s = (int(block[name]) for name in ("ifOutOctets", "ifOutDiscards", "ifSpeed"))
         before, self.last[port] = self.last.get(port), (now_ms, sent, dropped)
         if before is None or now_ms <= before[0] or sent < before[1] or not bits_s:
-            return  # the first sample, or the switch began anew
+            return  # the first sample, or the switch restarted its counters
         use = (sent - before[1]) * 8_000 / (now_ms - before[0]) / bits_s
         level = DROPPED if dropped > before[2] else round(IN_USE * min(1.0, use))
         yield {**self.ports[port], "congestion": level}

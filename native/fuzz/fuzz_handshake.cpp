@@ -1,4 +1,5 @@
-// Strangers at the data port of a peer with an op in flight: whatever they send, it concerns their own connection only.
+// Unauthenticated clients at the data port of a peer with an op in flight: what they send affects their own connection
+// only.
 //
 // Checked: nothing of an unauthenticated client is read beyond the message that is to be judged; none of its lane
 // frames counts; the memory held for it is bounded; every event is about such a client; lanes, op and buffer are
@@ -61,22 +62,22 @@ class Peer {
   OpPtr op_;
 };
 
-struct Stranger {
+struct Client {
   bool is_held = false;
   std::size_t messages = 0;
 };
 
-void take_events(Peer& peer, std::map<ConnId, Stranger>& strangers) {
+void take_events(Peer& peer, std::map<ConnId, Client>& clients) {
   while (const auto event = peer.core.next_event()) {
-    const auto found = strangers.find(event->conn);
+    const auto found = clients.find(event->conn);
     if (event->kind == Event::Kind::accepted) {
-      strangers[event->conn] = {};
+      clients[event->conn] = {};
       continue;
     }
-    REQUIRE(found != strangers.end(), "event %d of connection %u", static_cast<int>(event->kind), event->conn);
+    REQUIRE(found != clients.end(), "event %d of connection %u", static_cast<int>(event->kind), event->conn);
     if (event->kind == Event::Kind::closed) {
       REQUIRE(peer.core.receive_space(event->conn).empty(), "a closed connection is read");
-      strangers.erase(found);
+      clients.erase(found);
       continue;
     }
     REQUIRE(event->kind == Event::Kind::message, "event %d", static_cast<int>(event->kind));
@@ -91,16 +92,16 @@ void take_events(Peer& peer, std::map<ConnId, Stranger>& strangers) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Input input(data, size);
   Peer peer;
-  std::map<ConnId, Stranger> strangers;
+  std::map<ConnId, Client> clients;
   const std::size_t before = fuzz::bytes_held;
   for (int steps = 0; steps < 500 && !input.is_used_up(); ++steps) {
     const unsigned action = input.byte() % 10;
-    if (strangers.empty() || (action == 0 && strangers.size() < max_unauthenticated)) {
-      peer.core.open("stranger", true);
-      take_events(peer, strangers);
+    if (clients.empty() || (action == 0 && clients.size() < max_unauthenticated)) {
+      peer.core.open("client", true);
+      take_events(peer, clients);
     }
-    auto at = strangers.begin();
-    std::advance(at, static_cast<std::ptrdiff_t>(input.below(strangers.size())));
+    auto at = clients.begin();
+    std::advance(at, static_cast<std::ptrdiff_t>(input.below(clients.size())));
     const ConnId conn = at->first;
     const std::size_t most = input.chance(64) ? 1 + input.below(8) : ~std::size_t{0};
     switch (action) {
@@ -128,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
       case 7:
         peer.core.close(conn);
-        strangers.erase(at);
+        clients.erase(at);
         break;
       case 8:
         peer.core.lost(peer.now, conn, "reset");
@@ -140,12 +141,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       default:
         break;
     }
-    take_events(peer, strangers);
+    take_events(peer, clients);
     peer.core.take_closing();
     peer.check_untouched();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
     REQUIRE(held < (max_unauthenticated + 1) * held_by_unauthenticated + 64 * size + 65'536,
-            "%zu bytes held for %zu strangers", held, strangers.size());
+            "%zu bytes held for %zu clients", held, clients.size());
   }
   return 0;
 }

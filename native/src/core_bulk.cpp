@@ -218,7 +218,7 @@ bool Core::bulk_head(Ns now, Conn& conn) {
     violation(now, conn, "unexpected frame kind " + std::to_string(static_cast<int>(kind)));
     return false;
   } else if (bulk.batches.empty()) {
-    violation(now, conn, "a block that nobody asked for");
+    violation(now, conn, "a block that was not requested");
     return false;
   } else {
     const Batch& batch = bulk.batches.front();

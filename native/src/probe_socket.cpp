@@ -117,7 +117,7 @@ struct Prober::Io {
 };
 
 // Ids of stamps count what was sent with success, but not every kernel takes an id back when a packet fails. So after a
-// failure the count begins anew, which the kernel does when the option is switched on.
+// failure the count starts again at zero, which the kernel does when the option is switched on.
 void Prober::Io::forget_expected(int socket) {
   for (const unsigned flags : {stamp_flags, stamp_flags | SOF_TIMESTAMPING_OPT_ID}) {
     ::setsockopt(socket, SOL_SOCKET, SO_TIMESTAMPING, &flags, sizeof flags);
@@ -432,7 +432,7 @@ void Prober::drain_stamps() {
       const std::uint32_t index = notes.id - io.first_id;
       if (!notes.is_stamp || notes.real == 0 || index >= io.expected.size()) continue;
       const Expected& expected = io.expected[index];
-      // Older than its packet: a stamp from before the count began anew. One that a queue held back until now can pass;
+      // Older than its packet: a stamp from before the count was restarted. One that a queue held back until now can pass;
       // it is too early for its packet, which only widens the bound, and the packet's own stamp replaces it.
       if (notes.real >= expected.sent_real) io.stamped.push_back({expected.owner, notes.real});
     }

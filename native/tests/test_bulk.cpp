@@ -89,7 +89,7 @@ void send_text(Core& core, ConnId conn, const std::string& words) { core.send(co
 
 std::string words(const Event& event) { return {reinterpret_cast<const char*>(event.body.data()), event.body.size()}; }
 
-// A frame as somebody else would write it.
+// A frame as another implementation would write it.
 Bytes frame(std::uint32_t length, int kind, std::size_t body) {
   Bytes out;
   put(out, length);
@@ -195,7 +195,7 @@ TEST(a_protocol_violation_closes_the_connection_with_a_reason) {
   };
   for (const auto& [bytes, why] : lies) {
     Core core;
-    const ConnId conn = core.open("somebody", false);
+    const ConnId conn = core.open("peer", false);
     core.make_bulk(1, conn);
     Bytes got(100, std::byte{1});
     const MemoryOwner held = keep();
@@ -208,11 +208,11 @@ TEST(a_protocol_violation_closes_the_connection_with_a_reason) {
     CHECK(held.use_count() == 1 && got == Bytes(100, std::byte{1}));
   }
   Core core;
-  const ConnId conn = core.open("somebody", false);
+  const ConnId conn = core.open("peer", false);
   core.make_bulk(1, conn);
   feed(core, conn, frame(11, 4, 10));
   const auto event = core.next_event();
-  CHECK(event && event->text == "a block that nobody asked for");
+  CHECK(event && event->text == "a block that was not requested");
 }
 
 TEST(a_lost_connection_writes_nothing_more_and_releases_the_memory) {
@@ -314,7 +314,7 @@ TEST(messages_go_before_filler_that_has_not_begun) {
 
 TEST(samples_give_a_rate) {
   Core core;
-  const ConnId conn = core.open("somebody", false);
+  const ConnId conn = core.open("peer", false);
   core.make_bulk(1, conn);
   core.sample(1, conn, 10 * millisecond);
   core.tick(500 * millisecond);
@@ -351,7 +351,7 @@ void read_filler(Core& core, ConnId conn, Ns now, std::size_t most) {
 
 TEST(a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up) {
   Core core;
-  const ConnId conn = core.open("somebody", false);
+  const ConnId conn = core.open("peer", false);
   core.make_bulk(1, conn);
   core.sample(1, conn, 20 * millisecond);
   const Ns began = 1'000 * millisecond;
@@ -369,7 +369,7 @@ TEST(a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up) {
   read_filler(core, conn, woke + 22 * millisecond, 10'000);
   events = Visit::events(core);
   CHECK(events.size() == 1 && events[0].counted == 322 * millisecond && events[0].bytes > first + 500'000);
-  // One that never catches up is the pace of the link.
+  // A writer that never catches up limits the rate of the link.
   for (Ns i = 0; i < 60; ++i) read_filler(core, conn, woke + (30 + i) * millisecond, std::size_t{1} << 30);
   events = Visit::events(core);
   CHECK(events.size() == 2 && events[0].elapsed == 347 * millisecond);
@@ -408,7 +408,7 @@ bool refuses(const std::function<void()>& call) {
 
 TEST(invalid_commands_are_refused) {
   Core core;
-  const ConnId conn = core.open("somebody", false);
+  const ConnId conn = core.open("peer", false);
   Bytes memory(10);
   CHECK(refuses([&] { core.expect_blocks(conn, 1, {whole(memory)}, keep()); }));  // not bulk yet
   CHECK(refuses([&] { core.fill(conn, true); }));
@@ -423,7 +423,7 @@ TEST(invalid_commands_are_refused) {
 // What was read together with the handshake's last message is bulk already.
 TEST(frames_behind_the_handshake_are_not_lost) {
   Core core;
-  const ConnId conn = core.open("somebody", true);
+  const ConnId conn = core.open("peer", true);
   Bytes bytes = frame(6, 0, 5);
   const Bytes second = frame(4, 0, 3), filler = frame(101, 5, 100);
   bytes.insert(bytes.end(), filler.begin(), filler.end());
@@ -439,7 +439,7 @@ TEST(garbage_ends_a_bulk_connection_and_nothing_else) {
   std::mt19937 rng(11);
   for (int i = 0; i < 500; ++i) {
     Core core;
-    const ConnId conn = core.open("somebody", false);
+    const ConnId conn = core.open("peer", false);
     core.make_bulk(1, conn);
     Bytes memory(64);
     core.expect_blocks(conn, 1, {whole(memory)}, keep());

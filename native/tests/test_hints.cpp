@@ -168,7 +168,7 @@ TEST(other_versions_and_foreign_files) {
   CHECK(look(reader) == State::other_abi);
   const ino_t before = inode(folder.file());
   {
-    Writer writer(folder.file(), second, 0644);  // of a newer agent: it lays the file out anew
+    Writer writer(folder.file(), second, 0644);  // of a newer agent: it lays the file out again
     CHECK(inode(folder.file()) == before);
     CHECK(reader.look(ringfold_hints_now()) == State::fresh);
   }

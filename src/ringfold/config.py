@@ -442,13 +442,13 @@ def _unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _check_together(values: Mapping[str, Value]) -> None:
-    beat, suspect, evict = (values[name] for name in ("heartbeat_ms", "suspect_after_ms", "evict_after_ms"))
-    assert isinstance(beat, int)
+    heartbeat, suspect, evict = (values[name] for name in ("heartbeat_ms", "suspect_after_ms", "evict_after_ms"))
+    assert isinstance(heartbeat, int)
     assert isinstance(suspect, int)
     assert isinstance(evict, int)
-    if not beat < suspect < evict:
+    if not heartbeat < suspect < evict:
         raise ConfigError(
-            f"need heartbeat_ms < suspect_after_ms < evict_after_ms, but they are {beat}, {suspect} and {evict}"
+            f"need heartbeat_ms < suspect_after_ms < evict_after_ms, but they are {heartbeat}, {suspect} and {evict}"
         )
     stable, unstable, window = (values[name] for name in ("probe_stable_ns", "probe_unstable_ns", "probe_window_ms"))
     assert isinstance(stable, int)
@@ -522,7 +522,7 @@ def read_keys(path: Path) -> dict[int, bytes]:
 
 
 MIN_TOKEN_BYTES = 16
-"""128 bits. Whoever records one handshake can guess a shorter token offline."""
+"""128 bits. An attacker that records one handshake can guess a shorter token offline."""
 GIVE_TOKEN = "set RINGFOLD_TOKEN_FILE, pass token_file=, or --token-file to a command"
 MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_hex(32))' > run.token)"
 

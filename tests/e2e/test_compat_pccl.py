@@ -221,10 +221,10 @@ def test_of_two_peers_that_disagree_the_later_one_is_told_both_sides(master: Mas
         assert (both == 1).all()
         return caught.value.result, str(caught.value)
 
-    told = dict(together(master.address, 2, body))
-    assert told.keys() == {Result.INVALID_USAGE, Result.RANK_CONNECTION_LOST}
-    assert "4000 bytes" in told[Result.INVALID_USAGE]
-    assert "4004 bytes" in told[Result.INVALID_USAGE]
+    results = dict(together(master.address, 2, body))
+    assert results.keys() == {Result.INVALID_USAGE, Result.RANK_CONNECTION_LOST}
+    assert "4000 bytes" in results[Result.INVALID_USAGE]
+    assert "4004 bytes" in results[Result.INVALID_USAGE]
 
 
 @pytest.mark.parametrize("size", [50, 400_000])
@@ -303,7 +303,7 @@ def test_many_tags_in_flight(master: MasterThread) -> None:
 
 
 def test_a_failed_wait_raises_nothing_and_gives_the_same_answer_twice(master: MasterThread) -> None:
-    # Who calls the op only when it has failed for the others begins it anew, alone, while they go on.
+    # A peer that calls the op only after it failed for the others starts it again, alone, while they continue.
     called = threading.Barrier(3, timeout=DEADLINE_S)
 
     def body(peer: Communicator, number: int) -> bool:

@@ -56,7 +56,7 @@ def test_the_test_itself_changes_the_arithmetic() -> None:
 @pytest.mark.parametrize("quantize", [None, "minmax8"])
 @pytest.mark.parametrize("floats", [100, 5_000, 60_000, 1_000_000], ids=lambda floats: f"{floats}-floats")
 def test_all_peers_get_the_same_bits_whatever_their_threads_have_set(floats: int, quantize: str | None) -> None:
-    """Small ops are folded when they commit; large ones are reduced by whoever drives: the caller, or the engine."""
+    """Small ops are folded when they commit; large ones are reduced by the thread that drives the engine."""
     bits = FLUSH_TO_ZERO | DENORMALS_ARE_ZERO | ROUND_UP
 
     def numbers(rank: int, kind: int) -> np.ndarray:

@@ -30,7 +30,7 @@ def take_part(me: ProgramContext) -> None:
     grid: Any = load()
     take_step, shard = grid.take_step, me.options["shard"]
 
-    def told(run: Any, of: int, state: Any, weights: Any) -> None:  # noqa: ANN401 - as the example's
+    def step_and_report(run: Any, of: int, state: Any, weights: Any) -> None:  # noqa: ANN401 - as the example's
         take_step(run, of, state, weights)
         me.report(
             "step",
@@ -42,7 +42,7 @@ def take_part(me: ProgramContext) -> None:
             digest=zlib.crc32(weights.data),
         )
 
-    grid.take_step = told
+    grid.take_step = step_and_report
     grid.main(me.address, shard, me.options["steps"], me.options["fewest"])
 
 
@@ -57,9 +57,9 @@ def step_in(peer: ClusterProcess, **facts: int) -> Message:
 @pytest.mark.parametrize("order", range(3))
 def test_a_grid_fills_up_in_any_order_and_survives_a_death(cluster: ProgramCluster, order: int) -> None:
     cluster.start_master()
-    seats = [0, 0, 0, 1, 1, 1]
-    random.Random(order).shuffle(seats)
-    peers = [(shard, start(cluster, shard, 4)) for shard in seats]
+    shards = [0, 0, 0, 1, 1, 1]
+    random.Random(order).shuffle(shards)
+    peers = [(shard, start(cluster, shard, 4)) for shard in shards]
     for _, peer in peers:
         step_in(peer, world=6, groups=2, largest=3, size=3)
     shard, victim = peers.pop(order)
@@ -69,7 +69,7 @@ def test_a_grid_fills_up_in_any_order_and_survives_a_death(cluster: ProgramClust
         step_in(peer, size=2)
     others = [peer for each, peer in peers if each != shard]
     for peer in others:
-        # The shard that nobody left goes on with one peer more than the other.
+        # The shard that lost no peer continues with one peer more than the other.
         step_in(peer, world=5, groups=2, largest=3, size=3)
     peers.append((shard, start(cluster, shard, 4)))
     for _, peer in peers:
@@ -77,11 +77,11 @@ def test_a_grid_fills_up_in_any_order_and_survives_a_death(cluster: ProgramClust
     for _, peer in peers:
         peer.wait_success(60)
     # The victim, too: in the first steps, before the grid was full, it may have been the only one of its shard.
-    check_lock_step([victim, *(peer for _, peer in peers)], seats=2)
+    check_lock_step([victim, *(peer for _, peer in peers)], shards=2)
 
 
 def test_nothing_happens_while_a_shard_is_missing(cluster: ProgramCluster) -> None:
-    """Three peers of one shard wait, and nobody waits for ever: the first peer of the other shard starts the grid."""
+    """Three peers of one shard wait, and none waits for ever: the first peer of the other shard starts the grid."""
     master = cluster.start_master()
     peers = [start(cluster, 0, 2) for _ in range(3)]
     master.expect_registered(3)
@@ -107,14 +107,14 @@ def test_a_shard_that_dies_out_stops_the_grid_and_names_what_is_lost(cluster: Pr
         assert peer.is_running
 
 
-def check_lock_step(peers: list[ClusterProcess], seats: int) -> None:
-    """The members of a group have the same bits at each step, and nobody begins a step that another has not come to."""
+def check_lock_step(peers: list[ClusterProcess], shards: int) -> None:
+    """The members of a group have the same bits at each step, and none begins a step that another has not reached."""
     steps: dict[int, list[Message]] = {}
     for peer in peers:
         for fact in peer.reports("step"):
             steps.setdefault(fact["number"], []).append(fact)
     assert sorted(steps) == list(range(1, STEPS + 1))
     for number, facts in steps.items():
-        assert len({fact["digest"] for fact in facts}) == seats
+        assert len({fact["digest"] for fact in facts}) == shards
         before = [fact["at"] for fact in steps.get(number - 1, [])]
         assert not before or max(before) <= min(fact["at"] for fact in facts), f"step {number} began too early"

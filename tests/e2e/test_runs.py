@@ -66,7 +66,7 @@ def states(cluster: ProgramCluster) -> dict[str, tuple[str, int]]:
 
 
 def test_after_a_killed_test_run_the_next_one_begins_at_once(cluster: ProgramCluster) -> None:
-    """Nobody names the run, and nobody has a checkpoint: then nobody wants the lost state back."""
+    """The run has no name, and no peer has a checkpoint: then no peer wants the lost state back."""
     master = cluster.start_master()
     peers = cluster.start_program(learn, 2, world=2, pause_at=5)
     for peer in peers:
@@ -89,7 +89,7 @@ def test_the_end_of_a_named_run_is_final_until_it_is_forgotten(cluster: ProgramC
     failed = late.expect("failed", error="ConfigError")
     assert "run nightly-7 finished at revision 10" in failed["message"]
     assert "`ringfold runs forget nightly-7`" in failed["message"]
-    assert failed["took_s"] < 20, "it learns so at once, and not at the end of its patience"
+    assert failed["took_s"] < 20, "it is refused at once, and not at its timeout"
     assert states(cluster) == {"nightly-7": ("finished", 10)}
     forget(cluster, "nightly-7")
     again = cluster.start_one(learn, join=named)
@@ -213,13 +213,13 @@ def host_or_join(me: ProgramContext) -> None:
 
 
 def test_the_same_script_in_several_processes_has_one_master(cluster: ProgramCluster) -> None:
-    """Started at the same instant, in any order: whoever is first hosts."""
+    """Started at the same instant, in any order: the first process hosts."""
     port = free_port()
     for _ in range(2):
         peers = cluster.start_program(host_or_join, 3, address=f"127.0.0.1:{port}", world=3)
         facts = [peer.expect("reduced", total=3.0) for peer in peers]
         assert sorted(fact["peer"] for fact in facts) == [1, 2, 3]
-        # Who hosts ends last, so that the others leave in peace: it is the first peer.
+        # The host ends last, so that the others can leave: it is the first peer.
         for _, peer in sorted(zip([fact["peer"] for fact in facts], peers, strict=True), key=lambda pair: -pair[0]):
             peer.send()
             peer.wait_success()

@@ -1,4 +1,4 @@
-"""Shared state when something goes wrong in the middle: who dies, freezes, lies, or writes while it sends."""
+"""Shared state when something goes wrong in the middle: a peer dies, freezes, lies, or writes while it sends."""
 
 import re
 import signal
@@ -30,7 +30,7 @@ def large(seed: int) -> dict[str, Spec]:
 def struck(
     cluster: ProgramCluster, holders: int, victim: int, word: str
 ) -> tuple[list[ClusterProcess], ClusterProcess]:
-    """Holders and a newcomer in a sync, of whom `victim` (-1: the newcomer) gets a signal in the middle of it."""
+    """Holders and a newcomer in a sync, of which `victim` (-1: the newcomer) gets a signal in the middle of it."""
     cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * holders)
     sync(peers)
@@ -86,7 +86,7 @@ def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: ProgramCl
     failed = newcomer.expect("failed", lambda fact: fact["error"] in ("StateLost", "StateError"))
     assert "revision 0" in failed["message"]
     assert failed["torn"]
-    # A torn state does not become whole by itself, and by now everybody knows that the holder is gone.
+    # A torn state does not become whole by itself, and by now all peers know that the holder is gone.
     tell_sync([newcomer])
     newcomer.expect("failed", error="StateLost", revision=0)
     saviour = start_holder(cluster, large(1))
@@ -182,7 +182,7 @@ def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster
 
 
 def lost_at_revision_3(cluster: ProgramCluster) -> ClusterProcess:
-    """A newcomer whose fellows had revision 3, and are dead now."""
+    """A newcomer to peers that had revision 3 and are dead now."""
     cluster.start_master()
     small = {"a": spec(count=MIB, seed=1)}
     peers = start_holders(cluster, small, small)

@@ -1,7 +1,7 @@
 """The peer's machine in any state, under any message on any of its connections.
 
-The driver is as much of a shell, an engine and a master as a peer needs to get somewhere: it answers dials, seals and
-handshakes, and knows the secrets that a script may prove. Steps are plain lists, as in `master.py`.
+The driver stands for the shell, the engine and the master of a peer: it answers dials, seals and handshakes, and knows
+the secrets that a script may prove. Steps are plain lists, as in `master.py`.
 """
 
 from random import Random
@@ -76,11 +76,11 @@ MASTER_NONCE = b"m" * 32
 ME = 2
 U16, U32, U63, U64 = 1 << 16, 1 << 32, 1 << 63, 1 << 64
 MAX_TICKS = 200
-"""So often in a row time may stand still: more is a machine that keeps its shell busy for ever."""
+"""How many ticks in a row may come at one instant: more means a machine that never waits."""
 Step = list[Any]
 ENDING = {m.Challenge, m.Refused, m.Welcome, m.Resumed, m.Evicted, m.Left, m.Status, m.NodeWelcome, m.ProbeAnswer}
-LASTING = sorted(set(get_args(m.FromMaster)) - ENDING, key=lambda kind: kind.__name__)
-"""What a master says to a member that stays one."""
+NOT_ENDING = sorted(set(get_args(m.FromMaster)) - ENDING, key=lambda kind: kind.__name__)
+"""The messages of a master to a peer that stays a member."""
 
 
 def nonce_of(conn: int) -> bytes:
@@ -88,7 +88,7 @@ def nonce_of(conn: int) -> bytes:
 
 
 class PeerRun:
-    """A peer, the connections that it has, and what its master has said."""
+    """A peer, its connections, and what its master has sent."""
 
     def __init__(self) -> None:
         identity = Identity(group=0, host="h", name="n", addresses=("10.0.0.2",), port=48149, token=TOKEN, probes=True)
@@ -97,7 +97,7 @@ class PeerRun:
         self.conns: dict[int, str] = {}
         """What each connection is at the engine: dialled, opened, accepted, control, lane, bulk."""
         self.hellos: dict[int, m.Message] = {}
-        """The last thing that the peer said on it."""
+        """The last message that the peer sent on it."""
         self.expected: dict[int, list[tuple[int, int]]] = {}
         self.counted: dict[int, tuple[int, int]] = {}
         self.others = [1, 3, 4]
@@ -115,7 +115,7 @@ class PeerRun:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Dial(key, host, port, timeout_ms, _):
-                # As the engine: what is no IP literal, or no port, is refused at once.
+                # As the engine does: a host that is no IP literal, or an invalid port, is refused at once.
                 if not host.replace(".", "").isdigit() or not 0 < port < U16 or not 0 < timeout_ms < 1 << 31:
                     self.step(DialFailed(key, "no address"))
                     return
@@ -203,14 +203,14 @@ class PeerRun:
             case ["accept"]:
                 self.last_conn += 1
                 self.conns[self.last_conn] = "accepted"
-                self.step(Accepted(self.last_conn, "a stranger", nonce_of(self.last_conn)))
+                self.step(Accepted(self.last_conn, "a client", nonce_of(self.last_conn)))
             case ["body", conn, text] if self.conns.get(conn, "lane") not in ("lane", "dialled"):
                 self.step(MessageReceived(conn, bytes.fromhex(text)))
             case ["closed", conn] if conn in self.conns:
                 del self.conns[conn]
                 self.step(Closed(conn, "gone"))
             case ["tick", ms]:
-                self._let_pass(ms * MS)
+                self._advance_time(ms * MS)
             case ["vote", kind]:
                 self._vote(kind)
             case ["give_up", ballot]:
@@ -223,8 +223,8 @@ class PeerRun:
                 self.step(LinkLost(peer, outgoing, "cut"))
             case ["blocks", conn, bad]:
                 self._blocks(conn, bad)
-            case ["sample", conn, received, *looks] if self.conns.get(conn) == "bulk":
-                for _ in range((looks or [1])[0]):  # the engine's counts only grow
+            case ["sample", conn, received, *repeats] if self.conns.get(conn) == "bulk":
+                for _ in range((repeats or [1])[0]):  # the engine's counts only grow
                     at, count = self.counted.get(conn, (0, 0))
                     self.counted[conn] = at, count = at + 25 * MS, count + received
                     self.step(Sampled(conn, at, at, count))
@@ -236,7 +236,7 @@ class PeerRun:
             case ["neighbour", conn, word]:
                 self._neighbour(conn, word)
 
-    def _let_pass(self, ns: int) -> None:
+    def _advance_time(self, ns: int) -> None:
         """Tick when it is due, as the session does."""
         until, at, ticks = self.now + ns, -1, 0
         while (due := self.machine.next_deadline_ns()) is not None and due <= until:
@@ -275,9 +275,9 @@ class PeerRun:
         elif bad:
             self.step(BlocksChanged(conn, tuple(bad)))
 
-    # An honest master and honest neighbours
+    # A master and neighbours that follow the protocol
 
-    def _hear(self, conn: int | None, message: m.Message) -> None:
+    def _receive(self, conn: int | None, message: m.Message) -> None:
         if conn is not None and self.conns.get(conn) in ("opened", "control", "accepted", "bulk"):
             self.step(MessageReceived(conn, encode(message)))
 
@@ -311,32 +311,32 @@ class PeerRun:
         epoch = 0 if self.machine.record is None else self.machine.record.epoch
         match word:
             case "challenge":
-                self._hear(conn, m.Challenge(MASTER_NONCE, VERSION, VERSION))
+                self._receive(conn, m.Challenge(MASTER_NONCE, VERSION, VERSION))
             case "welcome" if conn is not None:
                 proof = prove(TOKEN, "welcome", nonce_of(conn), MASTER_NONCE)
                 secret = MEMBER_SECRET if facts and facts[0] else b""
-                self._hear(conn, m.Welcome(ME, self.fence, proof, m.Liveness(), secret))
+                self._receive(conn, m.Welcome(ME, self.fence, proof, m.Liveness(), secret))
             case "resumed" if conn is not None:
                 self.fence += 1
                 bound = (MASTER_NONCE, nonce_of(conn), self.fence.to_bytes(8, "little"))
                 proof = prove(TOKEN, "resumed", *bound, prove(MEMBER_SECRET, "resumed", *bound))
-                self._hear(conn, m.Resumed(self.fence, proof, m.Liveness()))
+                self._receive(conn, m.Resumed(self.fence, proof, m.Liveness()))
             case "record":
                 ring, lanes = facts
-                self._hear(conn, self.record(epoch + 1, ring, lanes))
+                self._receive(conn, self.record(epoch + 1, ring, lanes))
             case "installed":
-                self._hear(conn, m.Installed(epoch, m.World(2, 1, 2)))
+                self._receive(conn, m.Installed(epoch, m.World(2, 1, 2)))
             case "seal":
-                self._hear(conn, m.Seal(epoch, "a script"))
+                self._receive(conn, m.Seal(epoch, "a script"))
             case "plan":
                 won = Snapshot.take(SharedState(**self.other_arrays)).manifest
                 fetch = [(key, won.keys[key].root) for key in facts]
                 others = [self._member(peer) for peer in self.others[:2]]
                 receivers = [self._member(ME), self._member(4)]
                 plan = m.SyncPlan(self.ballot, self.ballot, 5, SECRET, others, receivers, fetch, {ME: self.ballot})
-                self._hear(conn, plan)
+                self._receive(conn, plan)
             case "measure":
-                self._hear(conn, m.Measure(facts[0], self._member(1), bool(facts[1]), SECRET, 2_000))
+                self._receive(conn, m.Measure(facts[0], self._member(1), bool(facts[1]), SECRET, 2_000))
             case "done":
                 answers: list[m.Message] = [
                     m.CallDone(self.ballot, False, m.World(2, 1, 2), 3, {ME: self.ballot}),
@@ -344,31 +344,31 @@ class PeerRun:
                     m.CallFailed(self.ballot, Reason("deadline", "late", [1], 5)),
                     m.SyncExtended(self.ballot),
                 ]
-                self._hear(conn, answers[facts[0] % len(answers)])
+                self._receive(conn, answers[facts[0] % len(answers)])
 
     def _neighbour(self, conn: int, word: str) -> None:
-        """The other end of a lane or visit keeps to the protocol."""
+        """The other end of a lane or bulk session follows the protocol."""
         hello = self.hellos.get(conn)
         match word:
             case "challenge":
-                self._hear(conn, m.Challenge(MASTER_NONCE, VERSION, VERSION))
+                self._receive(conn, m.Challenge(MASTER_NONCE, VERSION, VERSION))
             case "welcome" if isinstance(hello, m.LaneHello):
-                self._hear(conn, m.LaneWelcome(prove(SECRET, "lane_welcome", hello.nonce, MASTER_NONCE)))
+                self._receive(conn, m.LaneWelcome(prove(SECRET, "lane_welcome", hello.nonce, MASTER_NONCE)))
             case "welcome" if isinstance(hello, m.BulkHello):
-                self._hear(conn, m.BulkWelcome(prove(SECRET, "visit_welcome", hello.nonce, MASTER_NONCE)))
+                self._receive(conn, m.BulkWelcome(prove(SECRET, "visit_welcome", hello.nonce, MASTER_NONCE)))
             case "lane" if self.machine.record is not None:
                 ring = [member.peer for member in self.machine.record.members]
                 before = ring[ring.index(ME) - 1] if ME in ring else 1
                 claim = (self.machine.record.epoch, before, ME, 0)
                 parts = [number.to_bytes(8, "little") for number in claim]
                 proof = prove(SECRET, "lane", nonce_of(conn), bytes(32), *parts)
-                self._hear(conn, m.LaneHello(VERSION, *claim, bytes(32), proof))
+                self._receive(conn, m.LaneHello(VERSION, *claim, bytes(32), proof))
             case "visit":
                 purpose, number = next(iter(self.machine._sessions._expected), ("state", self.ballot))
                 claimed = (number, 1 if purpose == "measure" else 4, ME)
                 parts = [purpose.encode(), *(each.to_bytes(8, "little") for each in claimed)]
                 proof = prove(SECRET, "visit", nonce_of(conn), bytes(32), *parts)
-                self._hear(conn, m.BulkHello(VERSION, purpose, *claimed, bytes(32), proof))
+                self._receive(conn, m.BulkHello(VERSION, purpose, *claimed, bytes(32), proof))
 
     # What comes next
 
@@ -382,26 +382,26 @@ class PeerRun:
             return ["open", rng.choice(dialled)]
         bulk = [each for each, kind in self.conns.items() if kind == "bulk"]
         if bulk and rng.random() < 0.5:
-            return self._visiting(rng, rng.choice(bulk))
-        shaking = [each for each, kind in self.conns.items() if kind in ("opened", "accepted")]
-        if shaking and rng.random() < 0.4:
-            conn = rng.choice(shaking)
+            return self._next_in_bulk(rng, rng.choice(bulk))
+        in_handshake = [each for each, kind in self.conns.items() if kind in ("opened", "accepted")]
+        if in_handshake and rng.random() < 0.4:
+            conn = rng.choice(in_handshake)
             words = ("lane", "visit", "visit") if self.conns[conn] == "accepted" else ("challenge", "welcome")
             return ["neighbour", conn, rng.choice(words)]
         choice = rng.choices(range(16), (20, 4, 6, 6, 1, 2, 0.3, 2, 2, 4, 3, 0.5, 24, 8, 2, 1))[0]
         if self.conns.get(conn) == "control" and choice in (5, 13, 14, 15) and rng.random() < 0.95:
-            choice = 12  # a master that breaks the protocol is the end of most scripts
+            choice = 12  # most scripts end when the master breaks the protocol
         match choice:
             case 0:
                 values = Values(rng, self._hints())
                 kind: Any = rng.choice((m.FromMaster, m.Handshake, BulkMessage))
                 if self.conns.get(conn) == "control" and rng.random() < 0.95:
-                    kind = rng.choice(LASTING)
+                    kind = rng.choice(NOT_ENDING)
                 elif self.conns.get(conn) == "bulk":
                     kind = BulkMessage
                 raw = encode(values.of(kind, absurd=rng.choice((0.0, 0.05, 0.3))))
-                is_hurt = rng.random() < (0.01 if self.conns.get(conn) == "control" else 0.1)
-                return ["body", conn, (damaged(rng, raw) if is_hurt else raw).hex()]
+                is_damaged = rng.random() < (0.01 if self.conns.get(conn) == "control" else 0.1)
+                return ["body", conn, (damaged(rng, raw) if is_damaged else raw).hex()]
             case 1:
                 return ["accept"]
             case 2:
@@ -425,15 +425,15 @@ class PeerRun:
             case 11:
                 return ["silent"]
             case 12:
-                return self._honest(rng)
+                return self._valid_step(rng)
             case 13:
                 return ["neighbour", conn, rng.choice(("challenge", "welcome", "lane", "visit"))]
             case 14:
-                return ["body", conn, encode(self._on_visit(rng)).hex()]
+                return ["body", conn, encode(self._any_bulk_message(rng)).hex()]
             case _:
                 return ["body", conn, rng.randbytes(rng.randrange(60)).hex()]
 
-    def _honest(self, rng: Random) -> Step:
+    def _valid_step(self, rng: Random) -> Step:
         state = self.machine._control.state
         if state is ControlState.CHALLENGE:
             return ["master", "challenge"]
@@ -461,12 +461,12 @@ class PeerRun:
         ]
         return rng.choice(plain)
 
-    def _visiting(self, rng: Random, conn: int) -> Step:
-        """What the other end of an open visit does next: what it was asked for, mostly."""
-        visit, last = self.machine._sessions.open.get(conn), self.hellos.get(conn)
-        if visit is None or rng.random() < 0.1:
-            return ["body", conn, encode(self._on_visit(rng)).hex()]
-        if visit.task[0] == "measure":
+    def _next_in_bulk(self, rng: Random, conn: int) -> Step:
+        """What the other end of an open bulk session does next: mostly, what it was requested to send."""
+        session, last = self.machine._sessions.open.get(conn), self.hellos.get(conn)
+        if session is None or rng.random() < 0.1:
+            return ["body", conn, encode(self._any_bulk_message(rng)).hex()]
+        if session.task[0] == "measure":
             rate = encode(msgspec.convert({"type": "rate", "bytes_per_s": 1e6}, BulkMessage))
             samples = ["sample", conn, rng.choice((10**5, 10**6, 10**7)), rng.randrange(1, 40)]
             return samples if rng.random() < 0.8 else ["body", conn, rate.hex()]
@@ -483,10 +483,10 @@ class PeerRun:
             BlocksWanted([(1, rng.choice((0, 1, 2**63 - 1, -1)))]),
         ]
         given: list[m.Message] = [Have([(0, 0, 1)]), Have([]), Have([(1, 0, 1)]), Hashes([(0, self._hashes(0))])]
-        return ["body", conn, encode(rng.choice(given if visit.is_dialler else wanted)).hex()]
+        return ["body", conn, encode(rng.choice(given if session.is_dialler else wanted)).hex()]
 
-    def _on_visit(self, rng: Random) -> m.Message:
-        """Anything that may come on a visit, in turn or not."""
+    def _any_bulk_message(self, rng: Random) -> m.Message:
+        """Any message of a bulk session, in order or not."""
         choices: list[Any] = [
             {"type": "hashes_wanted", "keys": [0, 1]},
             {"type": "hashes", "lists": [[0, bytes(8)]]},

@@ -18,7 +18,7 @@ BLOBS = (b"", b"x", bytes(8), bytes(16), bytes(32), b"\xff" * 32, b"\x5a" * 3_00
 
 
 class Values:
-    """A supply of values that begins anew with the same randomness."""
+    """A supply of values that starts again with the same randomness."""
 
     def __init__(self, rng: Random, hints: Mapping[str, Sequence[Any]] = {}) -> None:
         self.rng, self.hints = rng, hints

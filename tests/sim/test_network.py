@@ -1,4 +1,4 @@
-"""The simulated network keeps TCP's promises, and does what faults ask of it."""
+"""The simulated network behaves like TCP, and applies faults."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ PORT = 7
 
 
 class Recorder:
-    """A process that keeps what it hears, and sends what a test gives it as the window allows."""
+    """A process that keeps what it receives, and sends what a test gives it as the window allows."""
 
     def __init__(self, network: Network, name: str) -> None:
         self.network = network
@@ -175,7 +175,7 @@ def test_a_killed_process_is_seen_by_the_other_side() -> None:
 def test_a_host_without_power_says_nothing() -> None:
     network, one, two = connected()
     network.power_off(two.host)
-    one.send(one.ends[0], b"anybody?")
+    one.send(one.ends[0], b"hello?")
     settle(network)
     assert one.reasons() == []
     network.dial(one.host, "two", PORT, 100 * MS)
@@ -209,12 +209,12 @@ def test_dials_of_an_edge_can_be_refused_one_way() -> None:
 def test_a_frozen_process_hears_everything_when_it_wakes() -> None:
     network, one, two = connected()
     network.freeze(two.host)
-    heard: Callable[[], int] = lambda: len(two.log)  # noqa: E731
-    before = heard()
+    received: Callable[[], int] = lambda: len(two.log)  # noqa: E731
+    before = received()
     one.send(one.ends[0], b"hello")
     network.close(one.ends[0])
     settle(network)
-    assert heard() == before
+    assert received() == before
     network.wake(two.host)
     settle(network)
     assert [what for _, what, _ in two.log[before:]] == ["woken", "received", "lost"]

@@ -74,7 +74,7 @@ def test_different_seeds_are_different_histories() -> None:
 
 
 def test_nothing_goes_wrong_in_good_weather(sim: Simulation) -> None:
-    """Without faults there is one epoch change per admission, no abort, and everybody ends with the same bits."""
+    """Without faults there is one epoch change per admission, no abort, and all peers end with the same bits."""
     cluster = sim.cluster(peers=4)
     sim.run_until(cluster.finished, limit_ms=20_000)
     assert sim.history.aborted == 0
@@ -188,7 +188,7 @@ def test_what_never_ends_is_a_violation_that_names_the_waiting() -> None:
 
 
 class _CountsGroupsByItself(PeerMachine):
-    """Takes the number of groups from the end of its call, of which a newcomer does not hear."""
+    """Takes the number of groups from the end of its call, which a newcomer does not receive."""
 
     def _call_done(self, done: CallDone) -> list[Effect]:
         effects = super()._call_done(done)

@@ -284,7 +284,7 @@ def test_an_older_checkpoint_does_not_replace_a_lost_state(sim: Simulation) -> N
 
 
 def test_a_lost_state_stays_lost_when_the_survivors_leave(sim: Simulation) -> None:
-    """Whoever finds out that the state is lost exits, and is started again: that is no fresh start."""
+    """A peer that finds the state lost exits, and is started again: that is not a fresh start."""
     _all_holders_die(sim)
     ends: list[object] = []
     for wait_ms in (100, 400, 700):

@@ -22,7 +22,7 @@ SLOW = Setup(weather=Weather(bytes_per_ms=(200, 2_000), latency_us=(100, 2_000),
 
 
 def optimising(members: int, times: int = 2) -> ProgramOf:
-    """Meet, then optimise and reduce in turns. Who loses others on the way goes on with the rest."""
+    """Meet, then optimise and reduce in turns. A peer that loses others meanwhile continues with the rest."""
 
     def program(me: Self) -> Program:
         while me.world < members:

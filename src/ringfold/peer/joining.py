@@ -137,9 +137,9 @@ def _congestion(wanted: str) -> str:
 
 def _timings(timings: PeerTimings, settings: config.Resolved) -> PeerTimings:
     """With several masters, a peer goes to the next one after the silence that would get a peer evicted."""
-    patience = 1 if len(settings.listed("master")) > 1 else timings.master_patience
+    master_patience = 1 if len(settings.listed("master")) > 1 else timings.master_patience
     reconnect_ms = max(1, int(settings.number("master_patience_s") * 1_000))
-    return replace(timings, master_patience=patience, reconnect_ms=reconnect_ms)
+    return replace(timings, master_patience=master_patience, reconnect_ms=reconnect_ms)
 
 
 def _listen(engine: Engine, settings: config.Resolved, bind: str) -> tuple[int, ProbeSocket | None]:

@@ -83,7 +83,7 @@ class SimRun(Communicator):
         return self._peer
 
     def rejoin(self) -> None:
-        """As always, with a peer that the simulation makes."""
+        """As in production, with a peer that the simulation makes."""
         peer = cast("SimPeer", self._line.ask(Rejoin()))
         self._close.detach()
         self._peer = peer
@@ -92,10 +92,10 @@ class SimRun(Communicator):
         self._begin_session()
 
     def are_peers_pending(self) -> bool:
-        """As always; the checkers hear of it."""
+        """As in production; the checkers get the answer."""
         asked = self._line.asked
         answer = super().are_peers_pending()
-        if asked == self._line.asked:  # the runner tells them about those that were voted for
+        if asked == self._line.asked:  # the runner reports the answers of votes
             self._peer.book.history.answered(self._peer.peer, answer)
         return answer
 

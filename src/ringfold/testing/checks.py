@@ -180,7 +180,7 @@ class History:
         ring = self.rings.get((group, epoch))
         if ring is None:
             raise Violation(f"{_name(call)} succeeded in epoch {epoch}, which no peer received")
-        # The root of a broadcast needs nobody: if it alone survives, the op is committed whoever had called it.
+        # The root of a broadcast needs no other peer: if it survives, the op commits, whichever peers called it.
         sources = [ring[call.request.root]] if call.request.kind is Kind.BROADCAST else ring
         theirs = {member: self._made(member, epoch, index, call) for member in sources}
         reduces = call.request.kind is Kind.ALL_REDUCE

@@ -240,7 +240,7 @@ class Network:
         if link is None:
             link = self._links[source, target] = self.weather.draw(self.scheduler.rng)
             hosts = host_of(source), host_of(target)
-            if hosts != (source, target):  # what befell the hosts befalls a path that nobody had used yet
+            if hosts != (source, target):  # faults of the hosts also apply to a path that was not used yet
                 whole = self.link(*hosts)
                 link.cuts, link.dials_refused, link.dials_dropped = whole.cuts, whole.dials_refused, whole.dials_dropped
         return link

@@ -135,7 +135,7 @@ def _with_searches(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _paths(seed: int, peers: int, settings: MasterSettings) -> tuple[int, list[Fault]]:
-    """How many paths peers have, and what befalls single paths and lanes: nothing where there is only one of them."""
+    """How many paths peers have, and which faults single paths and lanes get: none where there is only one of them."""
     rng = Random(f"paths {seed}")
     paths = rng.choice((1, 1, 1, 2, 3))
     kinds: tuple[FaultKind, ...] = OF_PATHS if paths > 1 else ("reset_lanes",) if settings.lanes > 1 else ()
@@ -150,12 +150,12 @@ def _paths(seed: int, peers: int, settings: MasterSettings) -> tuple[int, list[F
 
 
 def _advice(seed: int, peers: int, paths: int) -> list[Fault]:
-    """When peers hear of their paths, where they have several."""
+    """When peers receive hints about their paths, where they have several."""
     rng = Random(f"advice {seed}")
     if paths == 1 or rng.random() < 0.3:
         return []
-    told = rng.sample(range(peers), rng.randint(1, peers))
-    return [Fault(ADVICE, rng.uniform(0, 10), rng.uniform(1, 600), (peer, peer), rng.randint(1, 10)) for peer in told]
+    chosen = rng.sample(range(peers), rng.randint(1, peers))
+    return [Fault(ADVICE, rng.uniform(0, 10), rng.uniform(1, 600), (peer, peer), rng.randint(1, 10)) for peer in chosen]
 
 
 def draw_failover(seed: int, base: Setup | None = None) -> Scenario:

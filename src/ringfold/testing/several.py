@@ -1,12 +1,12 @@
-"""Several runs on one master: what is drawn for them, and that they keep apart.
+"""Several runs on one master: what is drawn for them, and the checks that they are isolated.
 
 One seed is a scenario of masters that are lost (`scenario.draw_failover`) in the default run, and beside it one or two
 small runs with names of their own, on the same masters. Each run has its own checkers, and all of them count peers and
-epochs from one: what reaches a peer of another run is a violation by itself, or looks to its checkers like one. Nothing
-that befalls the peers of one run may cost another a member.
+epochs from one: a message that reaches a peer of another run breaks an invariant of that run. A fault in
+one run may not cost another run a member.
 
-A run with a name that has finished admits nobody: a peer that comes too late is refused with that reason, which is
-checked as well.
+A named run that has finished admits no peer: a peer that comes too late is refused with that reason, which is checked
+as well.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ class SeveralMaster(SimMaster):
             case Notify(RunBegun()) if run in self.sim.finished_runs:
                 raise Violation(f"run {run} has finished, and begins again")
             case SendMessage(_, Welcome()) if run in self.sim.finished_runs:
-                raise Violation(f"run {run} has finished, and lets somebody in")
+                raise Violation(f"run {run} has finished, and admits a peer")
             case _:
                 pass
 

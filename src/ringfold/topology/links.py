@@ -4,7 +4,7 @@ A link's *bandwidth* is how many bytes a second one peer can send to another whi
 ring. Each direction has its own. There are two sources, and they differ in what they prove:
 
 * a *measurement* filled the link for a while. It is the truth of that moment, and replaces what was known;
-* a *collective* ran at the pace of the ring's slowest link. A link in it can do at least that: it is a lower bound. So
+* a *collective* ran at the rate of the ring's slowest link. A link in it can do at least that: it is a lower bound. So
   it raises an entry, or confirms one that it comes close to, and never lowers any.
 
 A lower bound alone does not describe a link: its entry has no delay, and the pair is still to be measured. An entry

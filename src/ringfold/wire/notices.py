@@ -380,8 +380,8 @@ class RingChosen(Notice, frozen=True, tag="ring_chosen"):
     reason: str
 
     def __str__(self) -> str:
-        pace = f"slowest link {self.slowest_bytes_per_s / 125_000:.4g} Mbit/s"
-        return f"group {self.group}: ring {self.ring}, {pace}; {self.reason}"
+        slowest = f"slowest link {self.slowest_bytes_per_s / 125_000:.4g} Mbit/s"
+        return f"group {self.group}: ring {self.ring}, {slowest}; {self.reason}"
 
 
 class EdgeBad(Notice, frozen=True, tag="edge_bad"):

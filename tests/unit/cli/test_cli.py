@@ -78,7 +78,7 @@ STATUS = Status(
 
 
 class FakeMaster:
-    """A listener that says what a test wants it to say to one visitor after the other, until it is closed."""
+    """A listener that sends what a test wants it to send to one client after the other, until it is closed."""
 
     def __init__(self, talk: Callable[[socket.socket], None]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -90,11 +90,11 @@ class FakeMaster:
     def _serve(self) -> None:
         while True:
             try:
-                visitor, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
-            with visitor:
-                self._talk(visitor)
+            with client:
+                self._talk(client)
 
     def close(self) -> None:
         # Only shutdown wakes a thread that waits in accept; close alone would leave it there.
@@ -120,29 +120,29 @@ def fake_master() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
 def answering(token: bytes) -> Callable[[socket.socket], None]:
     """A master that checks the proof and answers every question on a connection."""
 
-    def talk(visitor: socket.socket) -> None:
-        visitor.sendall(message_frame(Challenge(NONCE, PROTOCOL_VERSION, PROTOCOL_VERSION)))
+    def talk(client: socket.socket) -> None:
+        client.sendall(message_frame(Challenge(NONCE, PROTOCOL_VERSION, PROTOCOL_VERSION)))
         reader = FrameReader()
-        while chunk := visitor.recv(4096):
+        while chunk := client.recv(4096):
             for kind, body in reader.feed(chunk):
                 assert kind is FrameKind.MESSAGE
                 question = decode_to_master(body)
                 assert isinstance(question, StatusRequest)
                 if not proven(token, question.proof, "status", NONCE, question.nonce):
-                    visitor.sendall(message_frame(Refused("wrong token")))
+                    client.sendall(message_frame(Refused("wrong token")))
                     return
-                visitor.sendall(message_frame(STATUS))
+                client.sendall(message_frame(STATUS))
 
     return talk
 
 
-def saying(stream: bytes) -> Callable[[socket.socket], None]:
-    """A stranger who says something and then only listens."""
+def sending(stream: bytes) -> Callable[[socket.socket], None]:
+    """A client that sends something and then only reads."""
 
-    def talk(visitor: socket.socket) -> None:
-        visitor.sendall(stream)
-        visitor.shutdown(socket.SHUT_WR)
-        while visitor.recv(4096):
+    def talk(client: socket.socket) -> None:
+        client.sendall(stream)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(4096):
             pass
 
     return talk
@@ -186,7 +186,7 @@ def test_help_loads_neither_numpy_nor_the_native_core() -> None:
 
 
 def test_help_is_the_same_whether_commands_are_loaded_or_not() -> None:
-    """`--help` shows the commands without loading them; nobody should be able to tell."""
+    """`--help` shows the commands without loading them; no difference may be visible."""
     brief, full = (CliRunner().invoke(build(load), ["--help"], env={"COLUMNS": "200"}) for load in ((), None))
     assert brief.exit_code == full.exit_code == 0
     assert brief.output == full.output
@@ -211,10 +211,10 @@ def test_an_error_is_one_line_and_a_hint(
     error: RingfoldError, code: int, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert output.print_error(error) == code
-    said = capsys.readouterr().err
-    assert f"error: {error}" in said
-    assert hint in said
-    assert len(said.splitlines()) == (2 if hint else 1)
+    printed = capsys.readouterr().err
+    assert f"error: {error}" in printed
+    assert hint in printed
+    assert len(printed.splitlines()) == (2 if hint else 1)
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -299,16 +299,16 @@ def test_evict_names_the_peer_the_reason_and_who_asks(
 ) -> None:
     asked: list[EvictRequest] = []
 
-    def talk(visitor: socket.socket) -> None:
-        visitor.sendall(message_frame(Challenge(NONCE, PROTOCOL_VERSION, PROTOCOL_VERSION)))
-        for _, body in FrameReader().feed(visitor.recv(4096)):
+    def talk(client: socket.socket) -> None:
+        client.sendall(message_frame(Challenge(NONCE, PROTOCOL_VERSION, PROTOCOL_VERSION)))
+        for _, body in FrameReader().feed(client.recv(4096)):
             question = decode_to_master(body)
             assert isinstance(question, EvictRequest)
             assert proven(b"", question.proof, "evict", NONCE, question.nonce)
             asked.append(question)
             is_known = question.peer == "[red]two"
             text = "peer 2 ([red]two) is evicted; it may join again" if is_known else "there is no such peer"
-            visitor.sendall(message_frame(EvictResponse(is_known, text, 2, "[red]two")))
+            client.sendall(message_frame(EvictResponse(is_known, text, 2, "[red]two")))
 
     master = fake_master(talk)
     code, text, errors = ringfold_command("evict", "[red]two", master, "--reason", "broken", capsys=capsys)
@@ -392,7 +392,7 @@ def test_who_looks_sees_the_next_leader_when_the_first_is_gone(tmp_path: Path) -
         assert next(look[0] for look in seen if isinstance(look, tuple) and look[0] != where) == second.address
 
 
-def test_if_nobody_leads_it_is_said_of_each_master_why(fake_master: Start) -> None:
+def test_if_no_master_leads_the_reason_of_each_is_shown(fake_master: Start) -> None:
     silent = f"127.0.0.1:{free_port()}"
 
     def stands_by(connection: socket.socket) -> None:
@@ -402,7 +402,7 @@ def test_if_nobody_leads_it_is_said_of_each_master_why(fake_master: Start) -> No
         master_client.connect([fake_master(stands_by), silent], b"")
 
 
-def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_master_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     code, _, errors = ringfold_command("status", address, capsys=capsys)
     assert code == 1
@@ -425,12 +425,12 @@ def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytes
 )
 def test_a_stranger_on_the_port_is_named_not_believed(fake_master: Start, stream: bytes, complaint: str) -> None:
     with pytest.raises(RingfoldError, match=complaint):
-        master_client.MasterClient(fake_master(saying(stream)), b"")
+        master_client.MasterClient(fake_master(sending(stream)), b"")
 
 
 def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
-    def silent(visitor: socket.socket) -> None:
-        while visitor.recv(4096):
+    def silent(client: socket.socket) -> None:
+        while client.recv(4096):
             pass
 
     with pytest.raises(MasterUnreachable, match=r"sent nothing within 0\.05 s, and a Ringfold master sends first"):
@@ -438,12 +438,12 @@ def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
 
 
 def test_the_first_address_that_answers_is_used(fake_master: Start) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
+    unused = f"127.0.0.1:{free_port()}"
     address = fake_master(answering(b""))
-    with master_client.connect([nobody, address], b"") as connection:
+    with master_client.connect([unused, address], b"") as connection:
         assert connection.address == address
-    with pytest.raises(MasterUnreachable, match=nobody):
-        master_client.connect([nobody], b"")
+    with pytest.raises(MasterUnreachable, match=unused):
+        master_client.connect([unused], b"")
 
 
 # master
@@ -484,16 +484,16 @@ def real_master(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]
 def test_the_master_answers_and_ends_cleanly(
     real_master: tuple["subprocess.Popen[str]", str], number: signal.Signals
 ) -> None:
-    """A visitor who stays connected does not keep it from ending; the log is JSON from the first line to the last."""
+    """A client that stays connected does not keep it from ending; the log is JSON from the first line to the last."""
     child, address = real_master
     with master_client.MasterClient(address, b"") as connection:
         assert connection.status().world == World()
         child.send_signal(number)
         _, errors = child.communicate(timeout=20)
     assert child.returncode == 0, errors
-    said = [json.loads(line)["message"] for line in errors.splitlines()]
-    assert any(address in message for message in said)
-    assert f"{number.name}: the master stops" in said
+    printed = [json.loads(line)["message"] for line in errors.splitlines()]
+    assert any(address in message for message in printed)
+    assert f"{number.name}: the master stops" in printed
 
 
 def test_a_taken_address_is_one_line(ringfold_command: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -506,7 +506,7 @@ def test_a_taken_address_is_one_line(ringfold_command: Run, capsys: pytest.Captu
 
 
 def test_master_settings_are_those_of_the_registry() -> None:
-    """What the registry calls the default is what a master does when it is told nothing."""
+    """What the registry calls the default is what a master does without any setting."""
     assert master_settings(load({}, environment={}, directory=Path("/"), home=Path("/"))) == MasterSettings()
 
 
@@ -620,13 +620,15 @@ def test_json_lines_carry_the_event(log: logging.Logger, capsys: pytest.CaptureF
     log.warning("%s", PeerSuspected(3, 1200))
     log.debug("not shown")
     [line] = capsys.readouterr().err.splitlines()
-    said = json.loads(line)
-    assert said["event"] == "peer_suspected"
-    assert (said["peer"], said["silent_ms"], said["level"]) == (3, 1200, "warning")
-    assert said["message"] == "peer 3 is suspected: silent for 1200 ms"
+    printed = json.loads(line)
+    assert printed["event"] == "peer_suspected"
+    assert (printed["peer"], printed["silent_ms"], printed["level"]) == (3, 1200, "warning")
+    assert printed["message"] == "peer 3 is suspected: silent for 1200 ms"
 
 
-def test_text_lines_are_whole_when_nobody_watches(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_lines_are_whole_when_the_output_is_not_a_terminal(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.start("debug", as_json=False)
     log.debug("x" * 500)
     [line] = capsys.readouterr().err.splitlines()

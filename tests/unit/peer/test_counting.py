@@ -72,7 +72,7 @@ def test_the_longest_member_speaks_and_all_take_its_number() -> None:
 
 
 def test_a_speaker_goes_on_speaking_though_others_have_lower_numbers() -> None:
-    """The order of the ring, and who is in it, may change; a superseded speaker could never come back."""
+    """The order of the ring, and its members, may change; a superseded speaker could never come back."""
     group = [Member(4), Member(8)]
     agreed(group)
     for member in group:
@@ -94,7 +94,7 @@ def test_a_successor_says_what_the_group_has_finished() -> None:
 
 
 def test_newcomers_are_told_the_number_of_the_step_that_is_on() -> None:
-    """Also when the speaker is gone: who is in the step knows it."""
+    """Also when the speaker is gone: the members of the step know it."""
     group = [Member(1, number=6), Member(2)]
     agreed(group)
     assert shared([group[1], Member(3)], finished=5) == [6, 6]
@@ -159,7 +159,9 @@ def test_a_speaker_leaves_at_the_end_and_else_hands_over() -> None:
         agreed(group)
         for member in group:
             member.counting.end(leave=is_end)
-        assert [member.counter.left for member in group] == [is_end, False], "who never spoke has nothing to leave"
+        assert [member.counter.left for member in group] == [is_end, False], (
+            "a member that never was the speaker has nothing to leave"
+        )
 
 
 # Real peers, on a store in memory
@@ -249,7 +251,7 @@ def test_the_peers_of_two_runs_take_the_same_steps(scene: Scene) -> None:
     scene.train(*peers)
     assert [peer.numbers for peer in peers] == [list(range(20))] * 4
     assert scene.server.record.iteration == 20
-    assert all(seat.gone for seat in scene.server.record.roster.values()), "both have left"
+    assert all(entry.gone for entry in scene.server.record.roster.values()), "both have left"
 
 
 def test_the_groups_of_one_run_are_ranks_of_their_own(scene: Scene) -> None:
@@ -276,7 +278,7 @@ def test_no_run_is_ahead_of_another_by_more_than_one_step(scene: Scene) -> None:
 
 
 def test_when_the_speaker_leaves_another_peer_goes_on_and_no_step_is_missed(scene: Scene) -> None:
-    """It leaves in the middle of step 5, which the survivors finish; nobody does 5 twice, and nobody skips 6."""
+    """It leaves in the middle of step 5, which the survivors finish; none does 5 twice, and none skips 6."""
     peers = [scene.peer(0), scene.peer(0), scene.peer(0), scene.peer(1, min_world=1)]
     peers[0].at[5] = lambda: "leave"
     started = scene.begin(peers[0])
@@ -321,7 +323,7 @@ def test_a_peer_is_admitted_while_its_run_waits_for_another_run(scene: Scene) ->
 
 
 def test_a_peer_that_comes_while_the_others_wait_in_a_step_is_told_its_number(scene: Scene) -> None:
-    """With min_world the survivor's first op of step 5 waits for a newcomer, who takes part in that very step."""
+    """With min_world the survivor's first op of step 5 waits for a newcomer, which takes part in that very step."""
     stays, leaves, other = scene.peer(0), scene.peer(0), scene.peer(1, min_world=1)
     leaves.at[5] = lambda: "leave"
     futures = [scene.begin(peer) for peer in (stays, leaves, other)]

@@ -1,4 +1,4 @@
-"""A peer whose master is gone: it looks for one, proves who it is, and brings along what the next one cannot know."""
+"""A peer whose master is gone: it looks for another one, proves its identity, and sends what that one cannot know."""
 
 from collections.abc import Sequence
 
@@ -279,7 +279,7 @@ def test_a_sync_of_a_master_that_is_gone_ends_with_the_next_ones_record() -> Non
 
 
 def test_what_an_interrupted_sync_has_found_is_not_lost() -> None:
-    """A peer that has begun to receive is torn in the next sync, where nobody sees any more that it had diverged."""
+    """A peer that has begun to receive is torn in the next sync, where its divergence is no longer visible."""
     found = messages.Divergence(4, "n4", 7, 3, ["w"], 1)
     peer = in_a_sync(10**15, diverged=[found])
     peer.step(Closed(CONTROL, "reset"))
@@ -321,7 +321,7 @@ def test_a_call_that_did_not_ask_for_its_timeout_starts_its_clock_again_at_the_n
 
 
 def test_a_sync_that_ran_out_of_time_is_not_called_again() -> None:
-    """Whether it is in the sync that is decided again must be one answer: the master hears that it is not."""
+    """Whether it is in the sync that is decided again must be one answer: it reports to the master that it is not."""
     peer = in_a_sync(deadline_ns=0)
     peer.later(10)
     peer.step(Closed(CONTROL, "reset"))

@@ -154,7 +154,7 @@ def test_alone_the_result_is_copied_to_out(master: MasterThread) -> None:
 
 
 def test_survivors_of_a_pair_join_forces_again(master: MasterThread) -> None:
-    """With min_world=2 the last one waits inside its step; whoever comes takes over its number and state."""
+    """With min_world=2 the last one waits inside its step; the peer that joins takes over its number and state."""
     with ThreadPoolExecutor(3) as pool:
         stays, leaves = Trainer(master, until=20, min_world=2), Trainer(master, until=20, min_world=2)
         leaves.leave_at = 7
@@ -247,7 +247,7 @@ class Run:
         self.steps.append(step)
 
     def leave(self) -> None:
-        raise AssertionError("nobody stops this loop")
+        raise AssertionError("this loop was not stopped")
 
     @property
     def has_newcomers(self) -> bool:
@@ -310,7 +310,7 @@ def test_a_sync_follows_a_step_whose_op_was_committed_in_another_epoch() -> None
 
 
 def test_an_epoch_that_no_op_ran_in_shakes_nothing() -> None:
-    """A member may have heard of it already, and another one not yet."""
+    """One member may have received it already, and another one not yet."""
     run, checked = Run(), []
     for step in looped(run, a_state(1), until=4, check_every=100):
         checked.append(step.sync.checked)
@@ -479,7 +479,7 @@ def test_a_disk_that_fails_does_not_end_the_training(tmp_path: Path, caplog: pyt
 
 
 def test_a_newcomer_to_a_run_that_is_past_its_end_calls_nothing_more(tmp_path: Path) -> None:
-    """The run goes on with steps that it does not take part in: nobody would come to a second sync."""
+    """The run goes on with steps that it does not take part in: no peer would come to a second sync."""
     run, state = Run(), a_state()
     run.session.has_newcomers = True
     run.session.outcomes = [lambda snapshot: SyncSucceeded(40, 0, 24)]

@@ -283,7 +283,7 @@ class Net:
             pass
 
     def wait(self, ms: int) -> None:
-        """Let time pass for everybody, deadline by deadline, and deliver what comes of it."""
+        """Let time pass for all peers, deadline by deadline, and deliver what comes of it."""
         end_ns = self.now_ns + ms * MS
         while True:
             due = [(time, node.peer) for node in self.nodes.values() if (time := node.machine.next_deadline_ns())]
@@ -328,7 +328,7 @@ class Net:
             self[member.peer].receives_from_master(Installed(self.epoch, made.world))
 
     def vote(self, states: dict[int, SharedState], timeout_ms: int = 60_000) -> dict[int, Offer]:
-        """Everybody calls sync_shared_state. Returns the offers."""
+        """All peers call sync_shared_state. Returns the offers."""
         offers = {}
         for peer, state in states.items():
             node = self[peer]
@@ -477,7 +477,7 @@ def flipping(liar: int, which: int) -> Callable[[int, Message | bytes], Message 
     return lie
 
 
-# What goes wrong on the way
+# Failures during a sync
 
 
 def test_a_holder_that_is_lost_in_the_middle_costs_only_what_it_owed() -> None:
@@ -506,7 +506,7 @@ def test_a_holder_that_is_evicted_while_it_is_frozen_is_not_waited_for() -> None
 
 
 def test_a_source_that_lives_but_sends_nothing_is_not_waited_for() -> None:
-    """Nobody evicts it: its heartbeats come from native code, but its Python hangs."""
+    """It is not evicted: its heartbeats come from native code, but its Python hangs."""
     net = Net(1, 2, 3)
     states = begun(net, holders=2)
     net.run(lambda: any(net[3].expected.values()))
@@ -628,7 +628,7 @@ def test_a_peer_that_changes_its_state_during_the_sync_reports_itself_and_serves
 
 
 def test_a_receiver_that_is_complete_still_reports_that_it_was_changed() -> None:
-    """It would hold, and vote for, a state that is nobody's."""
+    """It would hold, and vote for, a state that no peer has."""
     net = Net(1, 2, 3)
     states = {1: state(0, 7, blocks=24), 2: state(2, blocks=24), 3: state(3, blocks=24)}
     net.plan(net.vote(states), late=[3])
@@ -918,7 +918,7 @@ def lying_about(block: int) -> Callable[[int, Message | bytes], Message | bytes]
 
 @pytest.mark.parametrize("receivers", [2, 7])
 def test_receivers_do_not_wait_for_each_other_for_what_the_holder_sends_wrong(receivers: int) -> None:
-    """Each of them has a holder, but none can get this block from it: nobody ever will."""
+    """Each of them has a holder, but none can get this block from it, and none ever will."""
     net = Net(*range(1, 2 + receivers))
     net.lies = lying_about(2)
     begun(net)

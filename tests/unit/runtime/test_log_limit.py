@@ -1,4 +1,4 @@
-"""What strangers do wrong must not fill the log."""
+"""Errors of unauthenticated clients must not fill the log."""
 
 from ringfold.runtime.log_limit import MAX_LINES, MAX_REPEATS, PERIOD_NS, LogRateLimiter
 

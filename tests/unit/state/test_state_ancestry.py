@@ -1,4 +1,4 @@
-"""Lineages: what is in whose past, and whose checkpoint a run goes on from when everybody was lost."""
+"""Lineages: what is in whose past, and from whose checkpoint a run continues when all peers were lost."""
 
 from dataclasses import replace
 
@@ -99,15 +99,15 @@ def test_a_state_that_is_no_checkpoint_is_not_eligible() -> None:
 
 @pytest.mark.parametrize("lineage", [None, Lineage("other run", "other")], ids=["no lineage", "another run"])
 def test_a_checkpoint_of_another_history_only_receives(lineage: Lineage | None) -> None:
-    stranger = saved(110, lineage, "x")
-    assert resumed(elect({5: stranger, 6: saved(100, OLD)}, finished(120, {1}, "lost"), OLD)).winner == 6
-    reason = failed(elect({5: stranger}, finished(120, {1}, "lost"), OLD))[5]
+    foreign = saved(110, lineage, "x")
+    assert resumed(elect({5: foreign, 6: saved(100, OLD)}, finished(120, {1}, "lost"), OLD)).winner == 6
+    reason = failed(elect({5: foreign}, finished(120, {1}, "lost"), OLD))[5]
     assert reason.kind == "state_lost"
     assert ("of another run: other run" in reason.text) == (lineage is not None)
 
 
 def test_a_checkpoint_newer_than_the_last_sync_is_not_eligible() -> None:
-    """It was saved by a peer that left, and not compared with anybody."""
+    """It was saved by a peer that left, and not compared with any other."""
     reason = failed(elect({5: saved(121, OLD)}, finished(120, {1}, "lost"), OLD))[5]
     assert reason.kind == "state_lost"
     assert "revision 121 on peer 5, newer than what all had" in reason.text
@@ -172,7 +172,7 @@ def test_the_error_says_what_to_do() -> None:
         assert words in text
 
 
-# Nothing is finished: a new master without a journal, or everybody left
+# Nothing is finished: a new master without a journal, or all peers left
 
 
 def test_of_two_lineages_of_a_former_run_the_one_that_contains_the_other_wins() -> None:

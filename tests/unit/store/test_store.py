@@ -30,7 +30,7 @@ MS = 1_000_000
 
 
 class World:
-    """A server, a clock that only moves when somebody lets time pass, and clients with faults."""
+    """A server, a clock that only moves when a test advances it, and clients with faults."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -220,7 +220,7 @@ def test_a_renewed_lease_goes_on() -> None:
 
 
 def test_an_observer_that_was_away_does_not_judge() -> None:
-    """One look before a long sleep and one after it: the holder, who slept as well, may still renew."""
+    """One look before a long sleep and one after it: the holder, which slept as well, may still renew."""
     world = World()
     holder, other = world.client(), world.client()
     assert holder.lease("leader", b"me", 1) is not None
@@ -336,7 +336,7 @@ def test_lost_shows_what_is_there() -> None:
 
 
 def test_a_path_that_cannot_even_be_looked_at_is_an_error_of_the_store(tmp_path: Path) -> None:
-    """Whoever waits for a store to come back catches StoreError, and nothing else."""
+    """A caller that waits for a store to come back catches StoreError, and nothing else."""
     (tmp_path / "folder").mkdir()
     with open_store(f"sqlite://{tmp_path}/folder/store.db") as store:
         (tmp_path / "folder").rename(tmp_path / "elsewhere")
@@ -345,7 +345,7 @@ def test_a_path_that_cannot_even_be_looked_at_is_an_error_of_the_store(tmp_path:
             store.get("key")
 
 
-# sqlite: what is flushed, and who is woken
+# sqlite: what is flushed, and which waiters are woken
 
 
 def test_only_what_is_to_last_is_flushed_and_a_connection_that_did_not_does_again(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_only_what_is_to_last_is_flushed_and_a_connection_that_did_not_does_agai
 
 
 def test_a_lease_is_flushed_when_it_is_taken_and_not_when_it_is_renewed(tmp_path: Path) -> None:
-    """A holder that is frozen inside a flush has the lock, and nobody could take the lease from it."""
+    """A holder that is frozen inside a flush has the lock, and no other process could take the lease from it."""
     driver = SqliteDriver(tmp_path / "store.db")
     with StoreClient(driver, prefix="run", timeout_s=5, now_ns=monotonic_ns) as store:
         lease = store.lease("key", b"me", 300)

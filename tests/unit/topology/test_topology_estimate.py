@@ -30,12 +30,12 @@ class Link:
     def arrivals(self, length_ms: int) -> list[float]:
         """What has arrived after each millisecond."""
         random = Random(self.seed)
-        tokens, total, window, pace = float(self.burst), 0.0, 14_480.0, 1.0
+        tokens, total, window, factor = float(self.burst), 0.0, 14_480.0, 1.0
         totals = [0.0]
         for ms in range(length_ms):
             if ms % 20 == 0:
-                pace = 1 + self.noise * random.uniform(-1, 1)
-            tokens = min(self.burst, tokens) + self.rate * pace / 1e3
+                factor = 1 + self.noise * random.uniform(-1, 1)
+            tokens = min(self.burst, tokens) + self.rate * factor / 1e3
             sent = min(self.line / 1e3, window / self.round_trip_ms, tokens)
             tokens, total = tokens - sent, total + sent
             window = min(1e12, window * 2 ** (1 / self.round_trip_ms))
@@ -112,7 +112,7 @@ def test_a_slow_link_with_large_lumps_has_more_time_and_is_right() -> None:
 
 
 def test_a_lump_counts_from_when_it_came() -> None:
-    """Lumps of 64 KiB every 28 ms, seen every 25 ms: by the times of the samples, stretches have a pace of 25 ms."""
+    """Lumps of 64 KiB every 28 ms, seen every 25 ms: by the times of the samples, intervals are 25 ms long."""
     rate = 64 * KIB / 0.028
     for seed in range(40):
         found, _ = measure(Link(rate, lump=64 * KIB, seed=seed))
@@ -207,7 +207,7 @@ def test_a_deadline_lies_ahead() -> None:
 
 
 def test_a_pace_below_an_earlier_one_is_not_believed() -> None:
-    """TCP that lost many packets goes on at half the pace, evenly; the link has shown what it can do."""
+    """TCP that lost many packets continues at half the rate, evenly; the link's rate is known by then."""
     estimate = RateEstimate()
     found = None
     for ms in range(0, 1_500, 25):
@@ -247,7 +247,7 @@ def test_a_receiver_that_slept_is_no_reason_to_doubt() -> None:
 
 @pytest.mark.parametrize("pause_ms", [60, 200, 500])
 def test_a_sender_that_slept_costs_time_and_not_the_figure(pause_ms: int) -> None:
-    """Nothing comes for a while, then the bucket's burst, then the old pace."""
+    """Nothing comes for a while, then the bucket's burst, then the old rate."""
     before = [(ms, ms * 10_000) for ms in range(25, 201, 25)]
     after = [(ms + pause_ms, ms * 10_000 + 64 * KIB) for ms in range(225, 800, 25)]
     found, ms = replay(before + after)
