@@ -1,4 +1,4 @@
-"""What test runs said: `results.py RUN` sums one up, `results.py RUN OTHER` compares two.
+"""The results of test runs: `results.py RUN` sums one up, `results.py RUN OTHER` compares two.
 
 A run is a folder of JUnit files, as `make test` writes them to `build/results`. Two runs are the same if the same tests
 had the same outcomes, whatever the order and however long they took; otherwise the command ends with status 1.

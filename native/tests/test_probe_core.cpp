@@ -28,14 +28,15 @@ Endpoint endpoint_of(Node node) {
   return out;
 }
 
-// Cores on a simulated network: every packet takes `delay`, and `fate` says how many copies come, and how much later.
+// Cores on a simulated network: every packet takes `delay`; `copies_of` returns the extra delay of each copy that
+// arrives.
 class Network {
  public:
   using Copies = std::vector<Ns>;  // extra delays
-  std::function<Copies(const Packet&)> fate = [](const Packet&) { return Copies{0}; };
+  std::function<Copies(const Packet&)> copies_of = [](const Packet&) { return Copies{0}; };
   std::map<Node, Core> cores;
   std::map<Node, Ns> offset;
-  std::vector<std::pair<Node, Wire>> heard;  // everything that was sent, with whom it was for
+  std::vector<std::pair<Node, Wire>> packets;  // everything that was sent, with its receiver
   Ns now = 10 * s, delay = 30 * us;
   std::map<Kind, int> sent;
   std::set<int> addressed;
@@ -69,9 +70,9 @@ class Network {
     ++sent[each.packet.kind];
     addressed.insert(each.to.bytes[0]);
     const Wire wire = encode(core.key(), each.packet);
-    heard.emplace_back(each.packet.dst, wire);
+    packets.emplace_back(each.packet.dst, wire);
     if (each.wants_stamp()) core.stamped(each.owner, now + offset[node]);
-    for (const Ns extra : fate(each.packet)) {
+    for (const Ns extra : copies_of(each.packet)) {
       const Ns at = now + delay + extra;
       flying_.emplace(at, Flying{each.packet.dst, node, wire, at});
     }
@@ -127,7 +128,7 @@ TEST(a_lost_packet_costs_its_pair_and_counts) {
   for (const Kind kind : {Kind::pt1, Kind::pt2, Kind::pr1, Kind::pr2, Kind::pd1}) {
     Pair net;
     int count = 0;
-    net.fate = [&](const Packet& packet) {
+    net.copies_of = [&](const Packet& packet) {
       return packet.kind == kind && ++count % 10 == 0 ? Network::Copies{} : Network::Copies{0};
     };
     net.run(3 * s);
@@ -151,7 +152,7 @@ TEST(a_lost_packet_costs_its_pair_and_counts) {
 
 TEST(copies_are_counted_and_change_nothing) {
   Pair net;
-  net.fate = [](const Packet&) { return Network::Copies{0, 40 * us, 300 * ms}; };
+  net.copies_of = [](const Packet&) { return Network::Copies{0, 40 * us, 300 * ms}; };
   net.run(2 * s);
   const Window window = net.rotate();
   CHECK(window.lost == 0 && window.rows.size() > 515);
@@ -165,7 +166,7 @@ TEST(copies_are_counted_and_change_nothing) {
 TEST(reordering_loses_nothing) {
   Pair net;
   std::mt19937 rng(7);
-  net.fate = [&](const Packet&) { return Network::Copies{static_cast<Ns>(rng() % 9) * ms}; };
+  net.copies_of = [&](const Packet&) { return Network::Copies{static_cast<Ns>(rng() % 9) * ms}; };
   net.run(3 * s);
   const Window window = net.rotate();
   CHECK(window.lost == 0 && window.rows.size() > 700);
@@ -179,7 +180,7 @@ TEST(a_replayed_packet_is_ignored) {
   net.run(s);
   net.prober.pause();
   net.run(2 * s);
-  const auto old = net.heard;
+  const auto old = net.packets;
   const auto sent = net.sent;
   const std::uint64_t at_responder = net.responder.stats().replayed, at_prober = net.prober.stats().duplicates;
   for (const auto& [to, wire] : old) net.inject(to, wire);
@@ -194,7 +195,7 @@ TEST(a_replayed_packet_is_ignored) {
 TEST(received_sequences_stay_known_under_the_same_key_only) {
   Pair net;
   net.run(100 * ms);
-  const Wire old = net.heard[0].second;
+  const Wire old = net.packets[0].second;
   net.responder.configure(0, counting_key(), {}, {{1, endpoint_of(1)}});
   net.inject(2, old);
   CHECK(net.responder.in_flight() == 0);
@@ -211,10 +212,10 @@ TEST(unknown_and_spoofed_senders_are_counted_and_get_no_answer) {
   const auto forged = [](Kind kind, Node src, Node dst) {
     return encode(counting_key(), {.kind = kind, .src = src, .dst = dst, .sequence = 1'000'005});
   };
-  net.inject(2, forged(Kind::pt1, 3, 2));  // nobody's neighbour
-  net.inject(2, forged(Kind::pt1, 1, 4));  // for somebody else
-  net.inject(2, forged(Kind::pr1, 1, 2));  // an answer, to who does not ask
-  net.inject(1, forged(Kind::pt1, 2, 1));  // a probe from who may only answer
+  net.inject(2, forged(Kind::pt1, 3, 2));  // not a neighbour
+  net.inject(2, forged(Kind::pt1, 1, 4));  // for another node
+  net.inject(2, forged(Kind::pr1, 1, 2));  // a response to a node that sent no probe
+  net.inject(1, forged(Kind::pt1, 2, 1));  // a probe from a node that may only answer
   CHECK(net.responder.stats().strangers == 3 && net.prober.stats().strangers == 1);
   Wire wrong = forged(Kind::pt1, 1, 2);
   wrong[39] ^= 1;
@@ -259,7 +260,7 @@ TEST(answers_are_bounded) {
 
 TEST(a_silent_neighbour_is_all_loss) {
   Pair net;
-  net.fate = [](const Packet&) { return Network::Copies{}; };
+  net.copies_of = [](const Packet&) { return Network::Copies{}; };
   net.run(4 * s);
   const Window window = net.rotate();
   CHECK(window.rows.empty() && window.sent > 700 && window.lost == window.sent);
@@ -268,7 +269,7 @@ TEST(a_silent_neighbour_is_all_loss) {
 TEST(losses_of_the_last_second_count) {
   Pair net;
   int count = 0;
-  net.fate = [&](const Packet& packet) {
+  net.copies_of = [&](const Packet& packet) {
     return packet.kind == Kind::pr1 && ++count % 2 == 0 ? Network::Copies{} : Network::Copies{0};
   };
   net.run(900 * ms);
@@ -333,7 +334,7 @@ TEST(user_stamps_of_either_end_show) {
 TEST(a_missing_stamp_costs_its_pair_only) {
   Pair net;
   const Packet answer{.kind = Kind::pr1, .src = 2, .dst = 1, .sequence = 1'000'013, .a = 5};
-  net.fate = [&](const Packet& packet) {
+  net.copies_of = [&](const Packet& packet) {
     return packet.sequence == answer.sequence && packet.kind == Kind::pr1 ? Network::Copies{} : Network::Copies{0};
   };
   while (net.sent[Kind::pt1] < 13) net.run(us);
@@ -364,7 +365,7 @@ TEST(many_edges_wake_no_more_often) {
   CHECK(ticks(8) < 2 * 265);
 }
 
-// Who goes first pays for cold caches: over time, every probe and every answer must, equally often.
+// The first packet pays for cold caches: over time, every probe and every response is first equally often.
 TEST(packets_take_turns_in_going_first) {
   Core core(1, 0);
   const std::vector<Link> links{{2, endpoint_of(2)}, {3, endpoint_of(3)}};
@@ -384,7 +385,7 @@ TEST(packets_take_turns_in_going_first) {
     ++went_first[{out[0].packet.kind, out[0].packet.dst}];
   }
   CHECK(went_first.size() == 8);
-  for (const auto& [who, count] : went_first) CHECK_MESSAGE(count >= 45 && count <= 55, "%d times", count);
+  for (const auto& [node, count] : went_first) CHECK_MESSAGE(count >= 45 && count <= 55, "%d times", count);
 }
 
 TEST(garbage_does_no_harm) {
@@ -399,7 +400,7 @@ TEST(garbage_does_no_harm) {
                                         .sequence = 1'000'000 + below(2'000),
                                         .a = static_cast<Ns>(rng()),
                                         .b = -1});
-    if (src < 3) wire[below(40)] ^= static_cast<std::uint8_t>(1 + below(255));  // who knows the key is no neighbour
+    if (src < 3) wire[below(40)] ^= static_cast<std::uint8_t>(1 + below(255));  // a sender with the key that is no neighbour
     net.inject(1 + below(2), {wire.data(), i % 16 == 0 ? below(40) : 40}, static_cast<Ns>(rng() % 3));
     if (i % 100 == 0) net.run(us);
   }

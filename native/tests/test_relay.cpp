@@ -99,7 +99,7 @@ struct Pair {
   }
 };
 
-std::string heard(int descriptor) {
+std::string received(int descriptor) {
   std::array<char, 64> buffer;
   const auto got = ::read(descriptor, buffer.data(), buffer.size());
   return got < 0 ? "" : std::string(buffer.data(), static_cast<std::size_t>(got));
@@ -117,16 +117,16 @@ TEST(the_relay_carries_packets_in_both_directions_and_not_before_their_time) {
   const auto cable = relay.add(host.ends[1], other.ends[1], 5 * ms, 0, 1);
   const Ns start = now();
   CHECK(::write(host.ends[0], "there", 5) == 5);
-  CHECK(heard(other.ends[0]) == "there");
+  CHECK(received(other.ends[0]) == "there");
   CHECK(::write(other.ends[0], "back", 4) == 4);
-  CHECK(heard(host.ends[0]) == "back");
+  CHECK(received(host.ends[0]) == "back");
   CHECK(now() - start >= 10 * ms);
   const auto [there, back] = relay.stats(cable);
   CHECK(there.packets == 1 && there.bytes == 5 && back.packets == 1);
   relay.set(cable, 0, 1.0);
   CHECK(::write(host.ends[0], "lost", 4) == 4);
   CHECK(::write(other.ends[0], "kept", 4) == 4);
-  CHECK(heard(host.ends[0]) == "kept");
+  CHECK(received(host.ends[0]) == "kept");
   relay.close();
   relay.close();
 }
@@ -144,7 +144,7 @@ TEST(a_crowd_of_packets_all_arrives) {
   for (; sent < 500 && ::send(host.ends[0], "x", 1, MSG_DONTWAIT) == 1; ++sent) {
     if (sent % 5 == 0) ::usleep(100);  // a socket pair holds few
   }
-  while (got < sent && heard(other.ends[0]) == "x") ++got;
+  while (got < sent && received(other.ends[0]) == "x") ++got;
   CHECK_MESSAGE(sent > 5 && got == sent, "%d of %d", got, sent);
 }
 

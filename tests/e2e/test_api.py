@@ -468,7 +468,7 @@ def test_the_join_token_is_needed_and_enough() -> None:
             assert run.group_size == 1
 
 
-def test_a_token_for_a_master_that_has_none_is_said_to_be_too_much(master: MasterThread) -> None:
+def test_a_token_for_a_master_that_has_none_is_refused_as_unexpected(master: MasterThread) -> None:
     with pytest.raises(rf.ConfigError, match=r"refused.* this master has no token, but one was given"):
         rf.join(master.address, token="secret")
 

@@ -250,7 +250,7 @@ EXERCISES: dict[str, Callable[[Run], Iterator[Array]]] = {
 }
 
 
-def test_a_barrier_waits_for_everybody(cluster: ProgramCluster) -> None:
+def test_a_barrier_waits_for_all_members(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = cluster.start_program(meet_at_a_barrier, WORLD)
     [last] = [peer for peer in peers if peer.expect("joined")["rank"] == 0]

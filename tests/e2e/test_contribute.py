@@ -93,7 +93,7 @@ def test_the_bits_are_those_of_a_reduction_by_the_contributors_alone(
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_everybody_names_the_same_contributors_in_every_way_of_evidence(evidence: str, size: int) -> None:
+def test_all_members_name_the_same_contributors_with_each_kind_of_evidence(evidence: str, size: int) -> None:
     def body(run: rf.Communicator) -> list[tuple[int, ...]]:
         named, mine, members = [], run.rank, run.members
         for mask in range(16):

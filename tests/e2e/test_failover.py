@@ -199,7 +199,7 @@ def test_a_master_that_is_stopped_hands_over_at_once(tmp_path: Path) -> None:
         assert run.epoch == 2
 
 
-def test_a_stopped_master_that_is_alone_ends_the_run_and_the_next_run_inherits_nobody(tmp_path: Path) -> None:
+def test_a_stopped_master_that_is_alone_ends_the_run_and_the_next_run_inherits_no_peer(tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/journal.db"
     first = MasterThread(journal=store, alone=True)
     with first, rf.join(first.address, timeout_s=30) as run:

@@ -221,7 +221,7 @@ def test_the_switch_tells_every_sender_of_a_queue(full: Lab) -> None:
         stack.enter_context(Telemetry(full, send, every_ms=2))
         for host, receiver in ears.items():
             source, destination = (address_number(full.address(end, "slow")) for end in (host, "b"))
-            # Queues that are empty are told of too.
+            # Queues that are empty are reported, too.
             while True:
                 packet = decode(receiver.recv(2_048), {3: key})
                 assert isinstance(packet, Packet)
@@ -232,7 +232,7 @@ def test_the_switch_tells_every_sender_of_a_queue(full: Lab) -> None:
             assert packet.body.depth_bytes > 50_000
 
 
-def test_a_host_that_telemetry_cannot_reach_holds_up_nobody_else(lab: Lab) -> None:
+def test_a_host_that_telemetry_cannot_reach_does_not_delay_others(lab: Lab) -> None:
     lab.set_rate("fast", down="8kbit", host="b")
     with contextlib.ExitStack() as stack:
         stack.callback(lab.set_rate, "fast", down="200mbit", host="b")
@@ -286,19 +286,19 @@ command = "stubborn"
 def test_an_interrupted_lab_ends_what_it_started_and_leaves_nothing(tmp_path: File) -> None:
     (tmp_path / "lab.toml").write_text(SCRIPT)
     command = [sys.executable, "-m", "ringfold.cli", "lab", "--json", str(tmp_path / "lab.toml")]
-    told, interrupted = [], False
+    events, interrupted = [], False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
-            told.append(json.loads(line))
-            seen = {(each["event"], each["command"]) for each in told if "command" in each}
+            events.append(json.loads(line))
+            seen = {(each["event"], each["command"]) for each in events if "command" in each}
             if not interrupted and {("line", "first"), ("ended", "stubborn")} <= seen:
                 child.send_signal(signal.SIGINT)
                 interrupted = True
     assert child.returncode == 130
-    assert [each["text"] for each in told if each["event"] == "line"] == ["at 10.79.0.1"]
-    assert [each["text"] for each in told if each["event"] == "changed"] == ["one: rate 10mbit"]
-    assert [(each["command"], each["status"]) for each in told if each["event"] == "ended"] == [
+    assert [each["text"] for each in events if each["event"] == "line"] == ["at 10.79.0.1"]
+    assert [each["text"] for each in events if each["event"] == "changed"] == ["one: rate 10mbit"]
+    assert [(each["command"], each["status"]) for each in events if each["event"] == "ended"] == [
         ("stubborn", -signal.SIGKILL),
         ("first", -signal.SIGTERM),
     ]

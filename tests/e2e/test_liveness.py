@@ -97,7 +97,7 @@ def hold_the_gil(me: ProgramContext) -> None:
 
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
-def test_a_paused_master_evicts_nobody(cluster: ProgramCluster, evidence: str) -> None:
+def test_a_paused_master_evicts_no_peer(cluster: ProgramCluster, evidence: str) -> None:
     """With evidence on the ring, ops go on while the master is away. It wakes, and admits peers again."""
     master = cluster.start_master(evidence=evidence)
     peers = start_training(cluster, 3)

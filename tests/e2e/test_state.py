@@ -263,7 +263,7 @@ def test_a_revision_that_jumps_is_refused_and_the_others_go_on(cluster: ProgramC
     ],
     ids=["keys", "dtypes", "sizes", "shapes", "may differ"],
 )
-def test_a_peer_with_another_structure_is_told_and_the_others_go_on(
+def test_a_peer_with_another_structure_gets_an_error_and_the_others_continue(
     cluster: ProgramCluster, other: dict[str, Spec], text: str
 ) -> None:
     cluster.start_master()

@@ -144,7 +144,7 @@ def test_corrupt_blocks_are_fetched_elsewhere_and_their_sender_is_named(cluster:
     end([*peers, liar, newcomer])
 
 
-def test_nobody_but_a_liar_is_a_hash_mismatch_that_names_it(cluster: ProgramCluster) -> None:
+def test_if_the_only_source_lies_the_hash_mismatch_names_it(cluster: ProgramCluster) -> None:
     _, liar, newcomer = with_a_liar(cluster, 0)
     failed = newcomer.expect("failed", error="HashMismatch")
     assert failed["peers"] == [liar.reports("joined")[0]["peer"]]

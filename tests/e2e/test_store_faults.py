@@ -126,7 +126,7 @@ def test_a_write_to_a_paused_server_is_open_until_one_reads(server: Server) -> N
 
 
 @each_that("can_pause")
-def test_nothing_is_written_after_unreachable_was_said(server: Server) -> None:
+def test_nothing_is_written_after_unreachable_was_raised(server: Server) -> None:
     """StoreUnreachable promises that nothing was done, and that nothing will be when the server wakes up."""
     with opened(server) as store:
         entry = store.set("key", b"one")

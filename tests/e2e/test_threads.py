@@ -352,12 +352,12 @@ def work_and_be_busy(me: ProgramContext) -> None:
                 with run.busy(up_to_s=5), run.busy(up_to_s=1):
                     pass
 
-        def evict_nobody() -> None:
+        def evict_unknown() -> None:
             for _ in range(5):
                 try:
                     run.evict("nobody")
                 except UsageError as error:
                     me.report("refused", message=str(error))
 
-        _in_threads([reduce, be_busy, be_busy, evict_nobody])
+        _in_threads([reduce, be_busy, be_busy, evict_unknown])
         run.barrier()

@@ -25,7 +25,7 @@ SHARES = {"properties": 0.3, "live": 0.25}
 """Of the whole time; the rest is for the targets in this process, a second each in turn."""
 SLICE_S = 1.0
 PATIENCE_S = 60.0
-"""How long a child that was told to end may take for it."""
+"""How long a child may take to end."""
 
 
 class Progress:
@@ -78,7 +78,7 @@ class Ended(NamedTuple):
 
 
 def child(progress: Progress, what: str, command: list[str], seconds: float, env: dict[str, str]) -> Ended:
-    """Run a child for so long at most, then ask it to end as Ctrl-C does."""
+    """Run a child for so long at most, then interrupt it as Ctrl-C does."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,

@@ -71,11 +71,11 @@ class MasterRun:
     """A master and the connections to it."""
 
     def __init__(self) -> None:
-        self.now, self.fence, self.last_conn, self.last_beat = 0, 1, 0, 0
+        self.now, self.fence, self.last_conn, self.last_heartbeat = 0, 1, 0, 0
         self.clients: dict[int, ClientProtocol] = {}
-        self.heard: dict[int, list[m.FromMaster]] = {}
+        self.received: dict[int, list[m.FromMaster]] = {}
         self.peers: dict[int, int] = {}
-        self.beats: dict[int, int] = {}
+        self.heartbeats: dict[int, int] = {}
         self.evidence: Any = "auto"
         self.ballot = self.sequence = 0
         self.master = self._new()
@@ -99,12 +99,12 @@ class MasterRun:
         for effect in effects:
             self._check(effect)
             match effect:
-                case SendMessage(conn, message) if conn in self.heard:
-                    self.heard[conn].append(message)
+                case SendMessage(conn, message) if conn in self.received:
+                    self.received[conn].append(message)
                     if isinstance(message, m.Welcome):
                         self.peers[conn] = message.peer
                 case SendHeartbeat(_, number, _):
-                    self.last_beat = number
+                    self.last_heartbeat = number
                 case RaiseFrameLimit(conn) if conn in self.clients:
                     self.clients[conn].frames.limit = MAX_FRAME_BYTES
                 case CloseConnection(conn):
@@ -119,7 +119,7 @@ class MasterRun:
             client.handle(QUANTUM)
 
     def _forget(self, conn: int) -> None:
-        for table in (self.clients, self.heard, self.peers, self.beats):
+        for table in (self.clients, self.received, self.peers, self.heartbeats):
             table.pop(conn, None)
 
     def _check(self, effect: Effect) -> None:
@@ -158,7 +158,7 @@ class MasterRun:
                 self.last_conn += 1
                 client = ClientProtocol(self)  # type: ignore[arg-type]
                 client.conn = self.last_conn
-                self.clients[client.conn], self.heard[client.conn] = client, []
+                self.clients[client.conn], self.received[client.conn] = client, []
                 self.step(ConnectionOpened(client.conn, f"host:{client.conn}", nonce_of(client.conn)))
             case ["bytes", conn, text] if conn in self.clients:
                 self.clients[conn].data_received(bytes.fromhex(text))
@@ -174,8 +174,8 @@ class MasterRun:
             case ["begin", evidence]:
                 self.evidence = evidence
                 self.master = self._new()
-            case ["beat", ms, *who]:
-                self._beat(ms, who)
+            case ["beat", ms, *stalled]:
+                self._send_heartbeats(ms, stalled)
             case ["vote", kind, salt, *without]:
                 self._vote(kind, salt, without)
             case ["done", salt]:
@@ -194,7 +194,7 @@ class MasterRun:
                 self.master = self._new(journal)
 
     def _come_back(self, salt: int, brought: bytes) -> None:
-        """All who are away resume, and say what they bring along."""
+        """All members that are away resume, and send what they know."""
         for number, (peer, away) in enumerate(sorted(self.master._run.away.items())):
             if salt >> 4 and number == 0:
                 continue  # one stays away
@@ -222,22 +222,24 @@ class MasterRun:
         if conn in self.clients:
             self.clients[conn].data_received(message_frame(message))
 
-    def _beat(self, ms: int, stalled: list[int]) -> None:
-        """All beat; with `ms`, members have been in an op for so long, and those named could not send. With -1 among
-        these, peers that are no members claim the same."""
+    def _send_heartbeats(self, ms: int, stalled: list[int]) -> None:
+        """All send a heartbeat; with `ms`, members have been in an op for that long, and `stalled` ones could not send.
+        With -1 in it, peers that are not members report the same."""
         members, run = self._members(), self.master._run
         if -1 in stalled:
             known = {conn: run.peers[peer].group for conn, peer in self.peers.items() if peer in run.peers}
             members = {conn: run.groups[group] for conn, group in known.items()}
         for conn in list(self.peers):
-            self.beats[conn] = self.beats.get(conn, 0) + 1
-            beat = Heartbeat(self.beats[conn], self.last_beat)
+            self.heartbeats[conn] = self.heartbeats.get(conn, 0) + 1
+            heartbeat = Heartbeat(self.heartbeats[conn], self.last_heartbeat)
             if ms and conn in members:
                 still = ms if not stalled or conn in stalled else 0
                 ops = [Announced(0, self.sequence, ms, 0, False)]
-                beat = Heartbeat(beat.number, beat.echo, members[conn].epoch, still, still, 3, ops, 1, 5_000_000, still)
+                heartbeat = Heartbeat(
+                    heartbeat.number, heartbeat.echo, members[conn].epoch, still, still, 3, ops, 1, 5_000_000, still
+                )
             if conn in self.clients:
-                self.clients[conn].data_received(heartbeat_frame(beat))
+                self.clients[conn].data_received(heartbeat_frame(heartbeat))
 
     def _vote(self, kind: m.VoteKind, salt: int, without: list[int]) -> None:
         self.ballot += 1
@@ -289,9 +291,9 @@ class MasterRun:
         return encode(msgspec.structs.replace(claim, **proofs))
 
     def _answer_all(self) -> None:
-        """Everybody answers the last Seal, Record, Resumed and RoundEnd that it got."""
-        for conn, heard in list(self.heard.items()):
-            for message in heard:
+        """All peers answer the last Seal, Record, Resumed and RoundEnd that they got."""
+        for conn, received in list(self.received.items()):
+            for message in received:
                 answer: m.Message | None = None
                 match message:
                     case m.Seal(epoch):
@@ -308,11 +310,11 @@ class MasterRun:
                         answer = self._report(conn, message.round)
                 if answer is not None and conn in self.clients:
                     self.clients[conn].data_received(message_frame(answer))
-            if conn in self.heard:
-                self.heard[conn] = [each for each in heard if isinstance(each, m.Welcome | m.ProbeGraph)]
+            if conn in self.received:
+                self.received[conn] = [each for each in received if isinstance(each, m.Welcome | m.ProbeGraph)]
 
     def _report(self, conn: int, round: RoundId) -> RoundReport:
-        graphs = [each for each in self.heard.get(conn, []) if isinstance(each, m.ProbeGraph)]
+        graphs = [each for each in self.received.get(conn, []) if isinstance(each, m.ProbeGraph)]
         me = self.peers.get(conn, 0)
         out = graphs[-1].out if graphs else []
         plain = EdgeFit(
@@ -376,8 +378,8 @@ class MasterRun:
                     return ["claim", conn, encode(message).hex()]
                 return ["bytes", conn, message_frame(message).hex()]
             case 3:
-                beat = values.of(Heartbeat, absurd=absurd)
-                return ["bytes", conn, _fixed(lambda: heartbeat_frame(beat), rng, FrameKind.HEARTBEAT).hex()]
+                heartbeat = values.of(Heartbeat, absurd=absurd)
+                return ["bytes", conn, _fixed(lambda: heartbeat_frame(heartbeat), rng, FrameKind.HEARTBEAT).hex()]
             case 4:
                 done = values.of(Done, absurd=absurd)
                 return ["bytes", conn, _fixed(lambda: done_frame(done), rng, FrameKind.DONE).hex()]
@@ -441,7 +443,7 @@ class MasterRun:
             "host": ["h"],
             "label": ["a label"],
             "min_world": [0, 1, 2, 3],
-            "echo": [0, self.last_beat],
+            "echo": [0, self.last_heartbeat],
             "number": [1, 2, 1_000_001],
             "root": [bytes(8), b"\1" * 8],
             "offer": [None],

@@ -100,9 +100,9 @@ def _datagram(raw: bytes) -> None:
 def _lines(raw: bytes) -> None:
     adapter = JsonAdapter()
     for start in range(0, len(raw), 11):
-        for said in adapter.feed(raw[start : start + 11]):
-            if not isinstance(said, Refusal):
-                _ingest.table.add_observation(0, 10**18, said.body, said.unix_ns or 0)
+        for observation in adapter.feed(raw[start : start + 11]):
+            if not isinstance(observation, Refusal):
+                _ingest.table.add_observation(0, 10**18, observation.body, observation.unix_ns or 0)
     adapter.feed(b"\n")
 
 

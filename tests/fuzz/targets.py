@@ -65,7 +65,7 @@ def shrunk(target: str, script: Script, name: str) -> Script:
 
 def keep(target: str, script: Script, error: BaseException) -> Path:
     """Write a finding into the corpus, where `make test` runs it from now on. A file of this name that still raises is
-    the same finding; one that was mended is not."""
+    the same finding; one that was fixed is not."""
     name = name_of(target, error)
     for number in itertools.count(1):
         path = CORPUS / (f"{name}.json" if number == 1 else f"{name}-{number}.json")

@@ -1,7 +1,6 @@
 """The fuzz targets with a fixed set of scripts, and everything that they ever found.
 
-`make fuzz` draws fresh ones for as long as it is told to; what it finds lands in `corpus/`, and is run here from then
-on.
+`make fuzz` draws fresh ones for a given time; what it finds is written to `corpus/`, and is run here from then on.
 """
 
 import json
@@ -27,7 +26,7 @@ def test_no_script_raises(target: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
-def test_what_was_found_stays_mended(path: Path) -> None:
+def test_what_was_found_stays_fixed(path: Path) -> None:
     found = json.loads(path.read_text())
     if found["target"] != "property":
         TARGETS[found["target"]].replayed(found["script"])
@@ -38,7 +37,7 @@ def test_what_was_found_stays_mended(path: Path) -> None:
     assert again.returncode == 0, again.stdout[-3_000:]
 
 
-def test_a_finding_is_kept_small_and_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_is_minimised_and_named_after_its_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that is planted: the master's status fails while three peers are there."""
     monkeypatch.setattr("tests.fuzz.targets.CORPUS", tmp_path)
     monkeypatch.setattr("ringfold.master.status._changes", lambda *_: 1 // 0)
@@ -52,7 +51,7 @@ def test_a_finding_is_kept_small_and_by_its_name(tmp_path: Path, monkeypatch: py
     assert shrunk("master", kept["script"], name_of("master", error)) == kept["script"]
 
 
-def test_the_runner_says_by_its_status_whether_it_found_something(
+def test_the_exit_status_of_the_runner_shows_whether_it_found_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tests.fuzz.targets.CORPUS", tmp_path)

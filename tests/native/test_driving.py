@@ -10,7 +10,7 @@ from ringfold.peer.engine import Engine, new_engine
 from ringfold.wire.frames import FrameKind, FrameReader
 
 HEARTBEAT_MS = 10
-BEATS = 100
+MIN_HEARTBEATS = 100
 DEADLINE_S = 5.0
 """Five times as long as so many heartbeats take."""
 FLOAT32 = 10
@@ -35,22 +35,24 @@ def test_a_loop_of_short_calls_sends_its_heartbeats() -> None:
                 epoch=1, rank=0, members=[1], evidence_by_master=False, small_bytes=1024, segment_bytes=1 << 20
             )
             engine.install(alone)
-            beats, took_s = _call_until_it_has_beaten(engine, master)
+            heartbeats, took_s = _call_until_heartbeats_came(engine, master)
     finally:
         engine.shutdown()
-    assert beats >= BEATS, f"{beats} heartbeats in {took_s:.1f} s of calls; one is due every {HEARTBEAT_MS} ms"
+    assert heartbeats >= MIN_HEARTBEATS, (
+        f"{heartbeats} heartbeats in {took_s:.1f} s of calls; one is due every {HEARTBEAT_MS} ms"
+    )
 
 
-def _call_until_it_has_beaten(engine: Engine, master: socket.socket) -> tuple[int, float]:
+def _call_until_heartbeats_came(engine: Engine, master: socket.socket) -> tuple[int, float]:
     """Call without a pause until enough heartbeats have come, or the deadline is over; their number, and the time."""
-    array, reader, beats, began = np.ones(4, np.float32), FrameReader(), 0, time.monotonic()
+    array, reader, heartbeats, began = np.ones(4, np.float32), FrameReader(), 0, time.monotonic()
     master.setblocking(False)
-    while beats < BEATS and time.monotonic() - began < DEADLINE_S:
+    while heartbeats < MIN_HEARTBEATS and time.monotonic() - began < DEADLINE_S:
         for _ in range(100):
             engine.all_reduce(array, FLOAT32, 0, 0, False, 10**12)
         try:
             chunk = master.recv(65_536)
         except BlockingIOError:
             continue
-        beats += sum(kind is FrameKind.HEARTBEAT for kind, _ in reader.feed(chunk))
-    return beats, time.monotonic() - began
+        heartbeats += sum(kind is FrameKind.HEARTBEAT for kind, _ in reader.feed(chunk))
+    return heartbeats, time.monotonic() - began

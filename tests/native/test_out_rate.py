@@ -62,7 +62,7 @@ class Pair:
             assert result.status == 0
             core.release(op)
 
-    def beat(self, rank: int = 0) -> Heartbeat:
+    def next_heartbeat(self, rank: int = 0) -> Heartbeat:
         """The next heartbeat to the master."""
         core, master = self.cores[rank], self.masters[rank]
         core.transmit(self.now, master, 1 << 20)
@@ -76,18 +76,18 @@ class Pair:
 def test_the_rate_of_a_large_op_is_reported_once() -> None:
     pair = Pair()
     pair.all_reduce(8 * MiB, took_ms=100)
-    assert pair.beat().out_rate == pytest.approx(8 * MiB / 0.1, rel=0.15)
-    assert pair.beat().out_rate == 0
+    assert pair.next_heartbeat().out_rate == pytest.approx(8 * MiB / 0.1, rel=0.15)
+    assert pair.next_heartbeat().out_rate == 0
 
 
-def test_the_best_op_since_the_last_beat_counts() -> None:
+def test_the_best_op_since_the_last_heartbeat_counts() -> None:
     pair = Pair()
     for took_ms in (200, 50, 400):
         pair.all_reduce(8 * MiB, took_ms)
-    assert pair.beat().out_rate == pytest.approx(8 * MiB / 0.05, rel=0.15)
+    assert pair.next_heartbeat().out_rate == pytest.approx(8 * MiB / 0.05, rel=0.15)
 
 
 def test_a_small_op_gives_no_rate() -> None:
     pair = Pair()
     pair.all_reduce(2 * MiB, took_ms=1)
-    assert pair.beat().out_rate == 0
+    assert pair.next_heartbeat().out_rate == 0

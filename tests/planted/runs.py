@@ -116,7 +116,7 @@ class _KeepsVotes(Calls):
 
 
 class CountsOldVotes(Master):
-    """A vote of an old epoch counts again whenever somebody votes."""
+    """A vote of an old epoch counts again whenever a peer votes."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -156,12 +156,12 @@ class IgnoresVerdicts(SimPeer):
 
 
 class AnswersFromHearsay(SimPeer):
-    """Answers who is pending by what this peer has received so far, instead of by the op that last returned."""
+    """Answers `are_peers_pending` from what this peer has received so far, instead of from the last op."""
 
     def pending_here(self) -> bool | None:
         answer = super().pending_here()
         record = self.machine.record
-        return answer if answer is None or record is None else self.heard_registrations > record.registrations
+        return answer if answer is None or record is None else self.received_registrations > record.registrations
 
 
 # Shared state
@@ -268,8 +268,8 @@ def _with_syncing(syncing: type[Syncing]) -> type[SimPeer]:
 class _Gossip(SimRun):
     def are_peers_pending(self) -> bool:
         right = super().are_peers_pending()
-        heard, record = self._peer.heard_registrations, self._session.machine.record
-        return right if self.group_size < 2 or record is None else heard > record.registrations
+        received, record = self._peer.received_registrations, self._session.machine.record
+        return right if self.group_size < 2 or record is None else received > record.registrations
 
 
 class StepsByHearsay(SimPeer):

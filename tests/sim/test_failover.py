@@ -42,7 +42,7 @@ def test_a_planted_bug_of_failover_is_found(name: str) -> None:
 def test_a_seed_that_found_something_finds_nothing_any_more(seed: int) -> None:
     """38: a plan and its end were both lost. 293: one member was out of an interrupted sync already. 2449: a deposed
     leader evicted a peer. 5528: a failure of a finished sync was lost. 31255: the time of a call was over while there
-    was no master, and the next one never heard of it. 166217303: a peer took its master for silent while its own long
+    was no master, and the next one never received it. 166217303: a peer took its master for silent while its own long
     seal was on its way."""
     run_failover(seed)
 
@@ -64,7 +64,7 @@ def test_ops_with_ring_evidence_go_on_while_there_is_no_master() -> None:
 
 
 def test_ops_that_were_done_when_the_master_died_are_settled_by_the_next_one() -> None:
-    """With evidence by the master, Dones are lost with it; nobody loses a step, because the seals tell."""
+    """With evidence by the master, Dones are lost with it; no peer loses a step, because the seals show them."""
     sim = journalled("master")
     cluster = sim.cluster(peers=3, program=training(Training(seed=7, steps=30, ops=(1, 1), think_ms=0.0)))
     sim.run_until(lambda: len(sim.history.committed) > 5, limit_ms=10_000)

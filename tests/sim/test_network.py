@@ -172,7 +172,7 @@ def test_a_killed_process_is_seen_by_the_other_side() -> None:
     assert one.reasons() == [RESET, REFUSED]
 
 
-def test_a_host_without_power_says_nothing() -> None:
+def test_a_host_without_power_sends_nothing() -> None:
     network, one, two = connected()
     network.power_off(two.host)
     one.send(one.ends[0], b"hello?")
@@ -206,7 +206,7 @@ def test_dials_of_an_edge_can_be_refused_one_way() -> None:
     assert len(one.ends) == len(two.ends) == 2
 
 
-def test_a_frozen_process_hears_everything_when_it_wakes() -> None:
+def test_a_frozen_process_receives_everything_when_it_wakes() -> None:
     network, one, two = connected()
     network.freeze(two.host)
     received: Callable[[], int] = lambda: len(two.log)  # noqa: E731
@@ -260,7 +260,7 @@ def test_time_stops_at_the_limit() -> None:
     assert scheduler.now == 100
 
 
-def test_a_failure_says_how_to_replay_it() -> None:
+def test_a_failure_shows_how_to_replay_it() -> None:
     text = str(SimulationFailure(123, "two verdicts", ["one line"]))
     assert "make sim SEED=123" in text
     assert "python -m ringfold.testing --seed 123 --trace" in text

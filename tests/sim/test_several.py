@@ -54,7 +54,7 @@ def test_both_runs_go_on_with_the_next_master() -> None:
         assert len({peer.digest for peer in cluster.peers}) == 1
 
 
-def test_a_run_that_has_finished_lets_nobody_in_after_a_change_of_masters() -> None:
+def test_a_finished_run_admits_no_peer_after_a_change_of_masters() -> None:
     sim = shared()
     sim.cluster(peers=2, program=looping(Looping(seed=7, until=4, foreign=0)), run="two")
     sim.run_until(sim.is_over, limit_ms=20_000)

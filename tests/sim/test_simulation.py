@@ -92,7 +92,7 @@ def test_a_frozen_peer_is_evicted_and_the_others_go_on(sim: Simulation) -> None:
     assert len({peer.digest for peer in cluster.alive}) == 1
 
 
-def test_a_short_freeze_costs_nobody(sim: Simulation) -> None:
+def test_a_short_freeze_costs_no_member(sim: Simulation) -> None:
     cluster = sim.cluster(peers=4)
     sim.run_until(lambda: len(sim.history.committed) > 3, limit_ms=5_000)
     sim.freeze(cluster.peers[1], for_ms=100)
@@ -100,7 +100,7 @@ def test_a_short_freeze_costs_nobody(sim: Simulation) -> None:
     assert cluster.alive == cluster.peers
 
 
-def test_a_paused_master_evicts_nobody(sim: Simulation) -> None:
+def test_a_paused_master_evicts_no_peer(sim: Simulation) -> None:
     cluster = sim.cluster(peers=4)
     sim.run_until(lambda: len(sim.history.committed) > 3, limit_ms=5_000)
     sim.freeze(sim.master, for_ms=200)

@@ -182,7 +182,7 @@ def test_receivers_of_a_liar_do_not_wait_for_each_other() -> None:
         sim.run_until(sim.is_over, limit_ms=30_000)
 
 
-def test_who_writes_to_its_state_during_a_sync_fails_alone() -> None:
+def test_a_peer_that_writes_to_its_state_during_a_sync_fails_alone() -> None:
     sim, script = slow_run(37), Script(3)
     script.prepare = differs_at(2)
 
@@ -327,7 +327,7 @@ def test_a_rollback_goes_on_from_what_there_is(sim: Simulation) -> None:
     assert sim.syncs.rollbacks == 1
 
 
-def test_who_leaves_last_takes_the_state_along(sim: Simulation) -> None:
+def test_the_state_is_gone_when_the_last_peer_leaves(sim: Simulation) -> None:
     script = Script(2)
     script.prepare = lambda place, turn, words, state: _exactly(state, words)
     ends: list[object] = []
@@ -475,9 +475,7 @@ def test_a_member_that_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: py
 
 @pytest.mark.parametrize("min_world", [1, 2, 3])
 @pytest.mark.parametrize("stopped", [1, 5], ids=["one of five", "all"])
-def test_members_that_are_stopped_leave_and_nobody_waits_for_them(
-    sim: Simulation, min_world: int, stopped: int
-) -> None:
+def test_members_that_are_stopped_leave_and_are_not_waited_for(sim: Simulation, min_world: int, stopped: int) -> None:
     ended: dict[int, tuple[int, float]] = {}
 
     def main(run: SimRun, me: Self) -> None:
@@ -560,7 +558,7 @@ def test_a_run_of_the_step_loop_without_faults_has_no_failed_sync(sim: Simulatio
     assert {peer.digest for peer in [*cluster.peers, late]} == {"20"}
 
 
-def test_writing_to_a_state_that_nobody_syncs_is_noticed(sim: Simulation) -> None:
+def test_writing_to_a_state_outside_of_a_sync_is_noticed(sim: Simulation) -> None:
     """The checker of states at rest can fail."""
     shared: list[Words] = []
 

@@ -41,7 +41,7 @@ def optimising(members: int, times: int = 2) -> ProgramOf:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_links_are_measured_and_everybody_goes_on_in_the_same_ring(seed: int) -> None:
+def test_links_are_measured_and_all_members_continue_in_the_same_ring(seed: int) -> None:
     sim = Simulation(seed, SLOW)
     cluster = sim.cluster(peers=4, program=optimising(4))
     sim.run_until(cluster.finished, limit_ms=120_000)
@@ -50,7 +50,7 @@ def test_links_are_measured_and_everybody_goes_on_in_the_same_ring(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_crash_at_any_instant_of_the_measurement_costs_nobody_else(seed: int) -> None:
+def test_a_crash_at_any_instant_of_the_measurement_costs_no_other_member(seed: int) -> None:
     sim = Simulation(seed, SLOW)
     cluster = sim.cluster(peers=4, program=optimising(4))
     sim.run_until(lambda: sim.master.machine._run.optimisation is not None, limit_ms=60_000)

@@ -24,7 +24,7 @@ and review the difference. The words of the dialogue:
                                     with "barrier" behind it
     a timeout EPOCH 0/3 MS [final=no]
     a busy MS
-    a evict PEER [REASON]           somebody who wants a peer out (after `open a`)
+    a evict PEER [REASON]           a client that evicts a peer (after `open a`)
     a cancelled EPOCH 0/3
     a measured OTHER MBIT [rtt=US] [settled=no]     of the newest test between the two
     a unmeasured OTHER REASON
@@ -35,18 +35,18 @@ and review the difference. The words of the dialogue:
     node a b [listen=yes] [last=1.7]    each opens a connection and says NodeHello: it only probes
     a reports 1.1 [windows=no]      its window of a round: every clock is right, and all edges are alike
     a alarms 1.1 NS                 its first edge strays by so much
-    a probe ACTION [label=x]        somebody who steers (after `open a`)
+    a probe ACTION [label=x]        a client that sends a probe command (after `open a`)
     journal                         the master keeps one; first line, or after `settings`
     takeover                        this master is gone, and another one has read its journal
     a resumes [epoch=2] [ballot=1] [answer=BALLOT:PEER:BALLOT,...]     comes back, and brings along what it knows
     found 1 3 2 4 [group=0]         the moonshot search has found this ring
-    end REASON                      somebody ends the run
+    end REASON                      a client ends the run
     freeze a / thaw a               stops and resumes its heartbeats
     pause MS                        the master itself does not run
-    wait MS                         time passes: ticks, and heartbeats of everybody who is not frozen
+    wait MS                         time passes: ticks, and heartbeats of all peers that are not frozen
     waiting / status / links        what the master waits for; phase and state of each peer, phase of each group; what
                                     is known of links
-    waiting evictions               the same, with when those who are waited for are evicted
+    waiting evictions               the same, with the times at which missing peers are evicted
 
 Several peers may speak one after the other: `a,b attached 2`. Heartbeats of the master are not shown.
 """
@@ -111,7 +111,7 @@ class Actor:
         self.nonce = conn.to_bytes(NONCE_BYTES, "little")
         self.frozen = False
         self.joined = False
-        self.beats = 0
+        self.heartbeats = 0
         self.echo = 0
         self.report = Heartbeat(0, 0)
         self.working_since = 0
@@ -220,7 +220,7 @@ class Dialogue:
         while self.now < end:
             self.now = min(end, (self.now // (50 * MS) + 1) * 50 * MS)
             if self.now % (250 * MS) == 0:
-                self.beat_all()
+                self.send_heartbeats()
             self.step(Tick(), stamp=True)
 
     def do_waiting(self, words: list[str], _: dict[str, str]) -> None:
@@ -243,15 +243,15 @@ class Dialogue:
             facts = f"{link.bytes_per_s / 125_000:g} Mbit/s, {delay}, {link.by} {link.age_ms} ms ago"
             self.lines.append(f"{link.source} -> {link.target}: {facts}")
 
-    def beat_all(self) -> None:
+    def send_heartbeats(self) -> None:
         for actor in self.actors.values():
             if actor.joined and not actor.frozen:
-                actor.beats += 1
+                actor.heartbeats += 1
                 age_ms = (self.now - actor.working_since) // MS
                 ops = [Announced(op.tag, op.sequence, age_ms, op.fingerprint, op.done) for op in actor.report.ops]
                 report = actor.report
-                beat = Heartbeat(
-                    actor.beats,
+                heartbeat = Heartbeat(
+                    actor.heartbeats,
                     actor.echo,
                     report.epoch,
                     report.out_stalled_ms,
@@ -260,7 +260,7 @@ class Dialogue:
                     out_rate=report.out_rate,
                     back_stalled_ms=report.back_stalled_ms,
                 )
-                self.step(HeartbeatReceived(actor.conn, beat), stamp=True)
+                self.step(HeartbeatReceived(actor.conn, heartbeat), stamp=True)
 
     # The lines of a peer
 
@@ -409,15 +409,19 @@ class Dialogue:
 
     def step(self, event: Event, *, stamp: bool = False) -> None:
         before = f"{self.now // MS} ms: " if stamp else ""
-        said: m.FromMaster | None = None
+        last_sent: m.FromMaster | None = None
         for effect in self.master.step(self.now, event):
             if isinstance(effect, SendHeartbeat):
                 self.actor(effect.conn)[1].echo = effect.number
-            elif isinstance(effect, SendMessage) and said is not None and _message(effect.message) == _message(said):
+            elif (
+                isinstance(effect, SendMessage)
+                and last_sent is not None
+                and _message(effect.message) == _message(last_sent)
+            ):
                 names, rest = self.lines[-1].split(" <- ", 1)
                 self.lines[-1] = f"{names} {self.actor(effect.conn)[0]} <- {rest}"
             else:
-                said = effect.message if isinstance(effect, SendMessage) else None
+                last_sent = effect.message if isinstance(effect, SendMessage) else None
                 if isinstance(effect, SendMessage):
                     self.learn(effect)
                 self.lines.append(before + self.shown(effect))

@@ -120,7 +120,9 @@ def test_a_path_in_a_file_means_beside_that_file(load: Load, tmp_path: Path) -> 
         ("heartbeat_ms = 2000\n", r"need heartbeat_ms < suspect_after_ms < evict_after_ms.*2000, 1000 and 5000"),
     ],
 )
-def test_a_broken_file_says_where_and_what(load: Load, tmp_path: Path, text: str, complaint: str) -> None:
+def test_the_error_of_a_broken_file_names_place_and_reason(
+    load: Load, tmp_path: Path, text: str, complaint: str
+) -> None:
     (tmp_path / "ringfold.toml").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         load()
@@ -162,7 +164,9 @@ def test_a_token_is_read_without_its_newline(tmp_path: Path) -> None:
     assert read_token(path) == b"hush"
 
 
-def test_a_token_that_everybody_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_file_that_all_users_can_read_causes_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "token"
     path.write_text("hush")
     path.chmod(0o644)

@@ -21,8 +21,8 @@ def values(name: str) -> list[str]:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_finds_no_fault_with_the_unit() -> None:
     command = ["systemd-analyze", "verify", "--man=no", str(UNIT)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_the_unit_starts_the_agent_with_options_that_it_has() -> None:

@@ -85,7 +85,7 @@ def test_every_command_is_documented() -> None:
     assert not missing
 
 
-def test_every_message_says_what_it_means() -> None:
+def test_every_message_has_a_description() -> None:
     own = [thing for thing in vars(messages).values() if getattr(thing, "__module__", "") == messages.__name__]
     structs = [thing for thing in own if hasattr(thing, "__struct_fields__")]
     assert len(structs) > 20

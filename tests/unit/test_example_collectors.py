@@ -91,12 +91,12 @@ def datagram(up_ms: int, octets: int, discards: int) -> str:
         "sampleType_tag": "0:2", "sampleType": "COUNTERSSAMPLE", "sampleSequenceNo": "368", "sourceId": "0:14",
         "elements": [{"counterBlock_tag": "0:2", "dot3StatsAlignmentErrors": "0"}, interface],
     }  # fmt: skip
-    said = {
+    fields = {
         "datagramSourceIP": "192.0.2.9", "datagramSize": "344", "unixSecondsUTC": "1763226000",
         "localtime": "2025-11-15T17:00:00+0000", "datagramVersion": "5", "agentSubId": "0", "agent": "192.0.2.9",
         "packetSequenceNo": "5912", "sysUpTime": str(up_ms), "samplesInPacket": "2", "samples": [flow, counters],
     }  # fmt: skip
-    return json.dumps(said, separators=(",", ":"))
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def through_the_example(kind: str, text: str, complaints: int = 0) -> list[Observation | Refusal]:
@@ -137,6 +137,6 @@ def test_use_and_drops_of_a_port_come_out_of_sflow_counters(is_pretty: bool) -> 
     ]
 
 
-def test_what_is_not_of_the_collector_is_skipped_and_said() -> None:
+def test_what_is_not_of_the_collector_is_skipped_and_reported() -> None:
     text = "connecting to leaf-1\n" + '{"samples": [{"elements": [{"ifIndex": "14"}]}]}\n' + "[1, 2]\n{broken}\n" + GNMI
     assert len(through_the_example("gnmi", text, complaints=3)) == 2

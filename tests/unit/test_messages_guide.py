@@ -45,7 +45,7 @@ def shown(text: str) -> bool:
     return re.sub(r"\s+", " ", text) in GUIDE
 
 
-def test_the_guide_shows_what_is_said_of_a_master_that_is_not_there() -> None:
+def test_the_guide_shows_the_messages_about_a_master_that_is_not_there() -> None:
     address, why = "10.0.0.1:48148", explain_connect_error("Connection refused")
     assert shown(str(MasterAway({address: why}, 60_000, "join_timeout_s")))
     assert shown(f"MasterUnreachable: {MasterUnreachable(address, f'{why} (given up after 60.0 s, join_timeout_s)')}")
@@ -65,14 +65,14 @@ def test_the_guide_shows_why_a_master_is_not_reached(reason: str) -> None:
 
 
 @pytest.mark.parametrize(("has", "given"), [(b"secret", b""), (b"secret", b"wrong"), (b"", b"secret")])
-def test_the_guide_shows_what_is_said_of_tokens(has: bytes, given: bytes) -> None:
+def test_the_guide_shows_the_messages_about_tokens(has: bytes, given: bytes) -> None:
     claim = StatusRequest(PROTOCOL_VERSION, NONCE, prove(given, "status", NONCE, NONCE))
     with pytest.raises(RemoteProtocolError) as refusal:
         authenticate(claim, has, "status", NONCE)
     assert shown(f"refused this peer: {refusal.value}")
 
 
-def test_the_guide_shows_what_is_said_of_runs() -> None:
+def test_the_guide_shows_the_messages_about_runs() -> None:
     assert shown(f"refused this peer: {finished_text('nightly-7', Life('finished', revision=5000))}")
     assert shown(str(RunBegun("default", 2, 40)))
     with pytest.raises(ConfigError) as refusal:
@@ -106,7 +106,7 @@ def test_the_guide_shows_the_errors_of_calls() -> None:
     assert shown(f"Evicted: {Evicted('silent for 5017 ms (evict_after_ms 5000)', 'peer 3 (gpu-7, you)')}")
 
 
-def test_the_guide_shows_what_is_said_of_peers_that_hang() -> None:
+def test_the_guide_shows_the_messages_about_peers_that_hang() -> None:
     who, names = "peer 3 (gpu-7, you)", {1: "gpu-1", 2: "gpu-2", 3: "gpu-7", 4: "gpu-8"}
     op, absent = WaitKey("op", 0, OpRef(0, 17)), [AbsentMember(3)]
     waiting = Stall(op, "op tag 0 sequence 17", dict.fromkeys((1, 2, 4), 0), absent, {0: 4})
@@ -132,7 +132,7 @@ def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
     assert "no Ringfold master" in explain_not_a_master(f"a frame of {'9' * 10_000} bytes")
 
 
-def test_the_guide_shows_what_is_said_after_all_were_killed() -> None:
+def test_the_guide_shows_the_messages_after_all_peers_were_killed() -> None:
     assert shown(str(ResumeDelayed(0, 534, ["gpu-2"], 60_000)))
     assert shown(str(StateRolledBack(0, Rollback(400, 534, 2))))
 
@@ -142,5 +142,5 @@ def test_the_guide_shows_what_to_do_when_the_state_is_lost() -> None:
     decision = elect({1: offer}, FinishedSync(534, frozenset({9}), b"gone"), Lineage("run", "lineage"))
     assert isinstance(decision, NoWinner)
     reason = decision.reasons[1]
-    told = structs.replace(reason, text=with_names(reason.text, NAMES))
-    assert shown(f"StateLost: {error_of(told, 'sync_shared_state', 5, 1)}")
+    named = structs.replace(reason, text=with_names(reason.text, NAMES))
+    assert shown(f"StateLost: {error_of(named, 'sync_shared_state', 5, 1)}")

@@ -329,7 +329,7 @@ def test_names_say_what_a_thing_is() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_every_room_and_module_says_what_it_is_for() -> None:
+def test_every_package_and_module_has_a_purpose_in_its_docstring() -> None:
     silent = [name_of(path) for path in modules() if not ast.get_docstring(tree_of(path))]
     assert not silent, "\n".join(silent)
     bare = sorted({name_of(path.parent) for path in modules() if not (path.parent / "__init__.py").exists()})

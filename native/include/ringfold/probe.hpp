@@ -13,10 +13,10 @@
 //   26  u48  sequence
 //   32  u64  tag: SipHash-2-4 of bytes 0 to 31 under the key of the probe graph
 //
-// The tag is the authority: who does not know the key is not heard. Addresses are not compared, and answers go to where
+// The tag is the authority: a packet without the key is ignored. Addresses are not compared, and answers go to where
 // the probe came from, because a neighbour behind NAT does not come from the address by which it is known. That cannot
-// be turned against others: an answer is as large as a probe, there are three for each sequence that is heard for the
-// first time, and a captured probe is heard once at most.
+// be turned against others: an answer is as large as a probe, there are three for each sequence that is received for the
+// first time, and a captured probe is accepted once at most.
 //
 // Sequences start from the time of day (Unix nanoseconds / 2^16) and grow by one a cycle, which is slower than the time
 // of day grows. So a prober that was restarted goes on above where it stopped, and a responder can refuse what is old.
@@ -62,7 +62,7 @@ Reading decode(const Key& key, std::span<const std::uint8_t> bytes, Packet& pack
 // The node's clock, if it is not the raw one: raw + offset + floor((raw - anchor) * drift / 10^9), in integers.
 Ns virtual_clock(Ns raw, Ns anchor, Ns offset, std::int64_t drift_ppb);
 
-// From CLOCK_REALTIME, in which the kernel stamps, to CLOCK_MONOTONIC_RAW, which nobody steers.
+// From CLOCK_REALTIME, in which the kernel stamps, to CLOCK_MONOTONIC_RAW, which is not steered.
 //
 // A sample is a reading of the one between two readings of the other. Between changes of the kernel's steering both
 // clocks are straight lines of the same counter, so a line through the last samples is more exact than any sample. A
@@ -166,7 +166,7 @@ class Core {
  public:
   Core(Node me, std::uint64_t first_sequence) : me_(me), sequence_(first_sequence & sequence_mask) {}
 
-  // Forgets what is in flight and begins a new window. What was heard under the same key stays known as heard.
+  // Forgets what is in flight and begins a new window. What was received under the same key stays known as received.
   void configure(Ns node_now, const Key& key, const std::vector<Link>& out, const std::vector<Link>& into);
   void resume(Ns now, Ns node_now, Ns gap, Ns pause);
   void pause();
@@ -222,7 +222,7 @@ class Core {
     bool has1 = false, has2 = false;
     Stage stage = Stage::waiting;
   };
-  // Which of the last sequences have been heard.
+  // Which of the last sequences have been received.
   class Heard {
    public:
     bool accept(std::uint64_t sequence);

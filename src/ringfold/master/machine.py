@@ -504,28 +504,30 @@ class Master:
 
     # Liveness
 
-    def _heartbeat(self, now: Ns, conn: Conn, beat: Heartbeat) -> None:
+    def _heartbeat(self, now: Ns, conn: Conn, heartbeat: Heartbeat) -> None:
         connection = self._run.connections.get(conn)
         if connection is None:
             return
         peer = connection.peer
         if peer is None and not connection.node:
             raise RemoteProtocolError("a heartbeat from a client that has not joined")
-        if beat.echo > self._heartbeat_number:
-            raise RemoteProtocolError(f"it echoes heartbeat {beat.echo}, but the last one was {self._heartbeat_number}")
+        if heartbeat.echo > self._heartbeat_number:
+            raise RemoteProtocolError(
+                f"it echoes heartbeat {heartbeat.echo}, but the last one was {self._heartbeat_number}"
+            )
         if peer is None:
-            self._probing.heartbeat(now, connection.node, beat)
+            self._probing.heartbeat(now, connection.node, heartbeat)
             return
-        if beat.epoch > (self._run.groups[peer.group].epoch if peer.is_member else 0):
+        if heartbeat.epoch > (self._run.groups[peer.group].epoch if peer.is_member else 0):
             # A peer that is not a member yet has been in no epoch, and has no ops.
-            raise RemoteProtocolError(f"a heartbeat of epoch {beat.epoch}, of which it is no member")
-        if beat.echo > peer.heartbeat.echo or beat.received > peer.heartbeat.received:
+            raise RemoteProtocolError(f"a heartbeat of epoch {heartbeat.epoch}, of which it is no member")
+        if heartbeat.echo > peer.heartbeat.echo or heartbeat.received > peer.heartbeat.received:
             peer.last_echo_ns = now
-        committed, in_call = beat.committed != peer.heartbeat.committed, peer.ballot is not None
-        peer.pace.on_heartbeat(now, committed=committed, in_op=bool(beat.ops), in_call=in_call)
+        committed, in_call = heartbeat.committed != peer.heartbeat.committed, peer.ballot is not None
+        peer.pace.on_heartbeat(now, committed=committed, in_op=bool(heartbeat.ops), in_call=in_call)
         peer.last_received_ns = peer.last_heartbeat_ns = now
-        peer.heartbeat = beat
-        self._topology.on_heartbeat(now, peer, beat)
+        peer.heartbeat = heartbeat
+        self._topology.on_heartbeat(now, peer, heartbeat)
 
     def _frame_part(self, now: Ns, conn: Conn) -> None:
         """Heartbeats and echoes wait behind a large frame; its bytes are a sign of life, too."""

@@ -227,14 +227,14 @@ class Topology:
         else:
             going.failed_once[pair] = why
 
-    def on_heartbeat(self, now: Ns, peer: Peer, beat: Heartbeat) -> None:
+    def on_heartbeat(self, now: Ns, peer: Peer, heartbeat: Heartbeat) -> None:
         """Take the rate to the next peer that the collectives of the present ring have reached."""
         group = self._run.groups[peer.group]
-        if not beat.out_rate or beat.epoch != group.epoch or len(group.ring) < 2 or peer.id not in group.ring:
+        if not heartbeat.out_rate or heartbeat.epoch != group.epoch or len(group.ring) < 2 or peer.id not in group.ring:
             return
         target = group.ring[(group.ring.index(peer.id) + 1) % len(group.ring)]
         if target in self._run.peers:
-            self._run.links.observed((peer.id, target), min(beat.out_rate, MAX_BYTES_PER_S), now)
+            self._run.links.observed((peer.id, target), min(heartbeat.out_rate, MAX_BYTES_PER_S), now)
 
     # Choosing
 

@@ -11,7 +11,7 @@ Checked at once, so that the trace ends where it went wrong:
 - a buffer of a call that failed is, bit for bit, what was passed in;
 - a peer's epochs only grow, and an epoch of a group has the same ring everywhere: in every record of it that the
   master decides on, whatever the cause (a death, a newcomer, a better ring adopted by a call), and at every peer.
-Checked at the end, when it is known who survived what:
+Checked at the end, when it is known which peers survived what:
 - an op that succeeded at one survivor succeeded at all;
 - two survivors that asked `are_peers_pending` at the same point of the program got the same answer.
 Also at once: a question that the master was asked has one answer, whichever peer asks, in whichever thread.
@@ -43,7 +43,7 @@ class _Peer:
     """The newest epoch whose verdicts it received."""
     returned: OpKey | None = None
     asked: int = 0
-    """How often it asked who is pending since an op returned."""
+    """How often it called are_peers_pending since an op returned."""
     gone: bool = False
     """Killed or evicted: it does not survive its last epoch."""
     over: bool = False
@@ -151,8 +151,8 @@ class History:
                     f"and not by {losers}, and all of them survived that epoch"
                 )
         for ((group, epoch, tag, index), _), answers in sorted(self.answers.items()):
-            told = {answers[peer] for peer in self._survivors(group, epoch) & answers.keys()}
-            if len(told) > 1:
+            given = {answers[peer] for peer in self._survivors(group, epoch) & answers.keys()}
+            if len(given) > 1:
                 raise Violation(
                     f"after the op {index} of tag {tag} in epoch {epoch} of group {group}, are_peers_pending answered "
                     f"differently: {dict(sorted(answers.items()))}"

@@ -297,7 +297,7 @@ class SimMaster:
             case SendMessage(conn, message):
                 self._check_apart(run, conn, message)
                 if self.sim.verbose:
-                    self.sim.note(self.name, f"to {self._whom(conn)}: {message}")
+                    self.sim.note(self.name, f"to {self._target_name(conn)}: {message}")
                 is_admission = isinstance(message, Record) and 0 < len(message.newcomers) < len(message.members)
                 if is_admission and isinstance(message, Record) and run == DEFAULT_RUN:
                     new = [member.name for member in message.members if member.peer in message.newcomers]
@@ -311,7 +311,7 @@ class SimMaster:
                 for conn in conns:
                     self._send(conn, frame)
             case CloseConnection(conn, reason):
-                self.sim.note(self.name, f"closes {self._whom(conn)}: {reason}")
+                self.sim.note(self.name, f"closes {self._target_name(conn)}: {reason}")
                 control = self._conns.get(conn)
                 if control is not None:
                     control.closing = True
@@ -415,7 +415,7 @@ class SimMaster:
             self._conns.pop(end.id, None)
             self.sim.network.close(end)
 
-    def _whom(self, conn: int) -> str:
+    def _target_name(self, conn: int) -> str:
         control = self._conns.get(conn)
         return f"{control.end.remote.name}#{conn}" if control else f"#{conn}"
 

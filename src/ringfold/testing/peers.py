@@ -126,7 +126,7 @@ class SimPeer:
         """The number of the last run-wide call, the questions since then, and the groups that it left."""
         self._asked: PendingQuestion | None = None
         self.last_call: CallSucceeded | None = None
-        self.heard_registrations = 0
+        self.received_registrations = 0
         self.joined_with: Record | None = None
         self.lies = False
         """Whether the blocks and hashes that it sends are wrong."""
@@ -567,7 +567,7 @@ class SimPeer:
         """Pass what this peer received about epochs to the checkers."""
         match effect:
             case SetRegistrations(count):
-                self.heard_registrations = count
+                self.received_registrations = count
             case Settle(epoch):
                 self.book.history.settled(self.peer, epoch)
             case Install(epoch, _, members):

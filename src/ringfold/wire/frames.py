@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
 
 
 _HEAD = struct.Struct("<IB")
-_BEAT = struct.Struct("<QQ")
+_HEARTBEAT_NUMBERS = struct.Struct("<QQ")
 _REPORT = struct.Struct("<IIIIQQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")
 _DONE = struct.Struct("<IQII48sQB")
@@ -171,36 +171,38 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 def master_heartbeat(number: int, echo: int) -> bytes:
-    return frame(FrameKind.HEARTBEAT, _BEAT.pack(number, echo))
+    return frame(FrameKind.HEARTBEAT, _HEARTBEAT_NUMBERS.pack(number, echo))
 
 
 def decode_master_heartbeat(body: bytes) -> tuple[int, int]:
-    number, echo = _unpack(_BEAT, body, exact=True)
+    number, echo = _unpack(_HEARTBEAT_NUMBERS, body, exact=True)
     return number, echo
 
 
-def heartbeat_frame(beat: Heartbeat) -> bytes:
+def heartbeat_frame(heartbeat: Heartbeat) -> bytes:
     parts = [
-        _BEAT.pack(beat.number, beat.echo),
+        _HEARTBEAT_NUMBERS.pack(heartbeat.number, heartbeat.echo),
         _REPORT.pack(
-            beat.epoch,
-            beat.out_stalled_ms,
-            beat.in_starved_ms,
-            beat.back_stalled_ms,
-            beat.committed,
-            beat.received,
-            beat.out_rate,
-            len(beat.ops),
+            heartbeat.epoch,
+            heartbeat.out_stalled_ms,
+            heartbeat.in_starved_ms,
+            heartbeat.back_stalled_ms,
+            heartbeat.committed,
+            heartbeat.received,
+            heartbeat.out_rate,
+            len(heartbeat.ops),
         ),
     ]
-    parts += [_ANNOUNCED.pack(op.tag, op.sequence, op.age_ms, op.fingerprint, op.done) for op in beat.ops]
+    parts += [_ANNOUNCED.pack(op.tag, op.sequence, op.age_ms, op.fingerprint, op.done) for op in heartbeat.ops]
     return frame(FrameKind.HEARTBEAT, b"".join(parts))
 
 
 def decode_heartbeat(body: bytes) -> Heartbeat:
-    number, echo = _unpack(_BEAT, body)
-    epoch, out_ms, in_ms, back_ms, committed, received, out_rate, count = _unpack(_REPORT, body, _BEAT.size)
-    at = _BEAT.size + _REPORT.size
+    number, echo = _unpack(_HEARTBEAT_NUMBERS, body)
+    epoch, out_ms, in_ms, back_ms, committed, received, out_rate, count = _unpack(
+        _REPORT, body, _HEARTBEAT_NUMBERS.size
+    )
+    at = _HEARTBEAT_NUMBERS.size + _REPORT.size
     if len(body) != at + count * _ANNOUNCED.size:
         raise RemoteProtocolError(f"a heartbeat of {len(body)} bytes that names {count} ops")
     ops = [

@@ -294,7 +294,7 @@ def test_status_fits_a_terminal_of_80_columns_and_breaks_no_state_or_address(mon
     assert "eviction" in text
 
 
-def test_evict_names_the_peer_the_reason_and_who_asks(
+def test_evict_names_the_peer_the_reason_and_the_requester(
     ringfold_command: Run, capsys: pytest.CaptureFixture[str], fake_master: Start
 ) -> None:
     asked: list[EvictRequest] = []
@@ -378,7 +378,7 @@ def test_a_connection_can_ask_again(fake_master: Start) -> None:
         assert [next(seen), next(seen)] == [STATUS, STATUS]
 
 
-def test_who_looks_sees_the_next_leader_when_the_first_is_gone(tmp_path: Path) -> None:
+def test_status_shows_the_next_leader_when_the_first_is_gone(tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/journal.db"
     with MasterThread(journal=store) as one, MasterThread(journal=store) as two:
         masters = [one.address, two.address]
@@ -423,7 +423,7 @@ def test_no_master_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: py
         (frame(FrameKind.MESSAGE, b"\xc1"), "not a message"),
     ],
 )
-def test_a_stranger_on_the_port_is_named_not_believed(fake_master: Start, stream: bytes, complaint: str) -> None:
+def test_another_server_on_the_port_is_named_not_believed(fake_master: Start, stream: bytes, complaint: str) -> None:
     with pytest.raises(RingfoldError, match=complaint):
         master_client.MasterClient(fake_master(sending(stream)), b"")
 
@@ -584,7 +584,7 @@ def test_this_machine_can_be_looked_at() -> None:
     assert seen.memory_bytes >= seen.memory_free_bytes > 0
 
 
-def test_the_doctor_asks_a_named_master(
+def test_the_doctor_queries_a_named_master(
     ringfold_command: Run, capsys: pytest.CaptureFixture[str], fake_master: Start
 ) -> None:
     _, text, _ = ringfold_command("doctor", "--json", "--master", fake_master(answering(b"")), capsys=capsys)
@@ -657,7 +657,7 @@ def test_an_option_of_probe_that_would_have_no_effect_is_refused(arguments: list
     assert str(result.exception) == complaint
 
 
-def test_the_help_of_probe_says_what_its_ways_to_call_are() -> None:
+def test_the_help_of_probe_lists_its_usages() -> None:
     shown = CliRunner().invoke(build(["probe"]), ["probe", "--help"]).output
     assert "needs no run" in " ".join(shown.split())
     assert "the extra `report`" in " ".join(shown.replace("│", " ").split())

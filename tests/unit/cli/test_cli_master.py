@@ -50,7 +50,7 @@ def test_a_port_that_the_kernel_chooses_has_no_journal(tmp_path: Path) -> None:
     assert address(tmp_path, listen=["127.0.0.1:0"]) is None
 
 
-def test_a_journal_that_is_asked_for_is_kept_there(tmp_path: Path) -> None:
+def test_a_journal_is_kept_where_the_option_puts_it(tmp_path: Path) -> None:
     assert address(tmp_path, listen=["127.0.0.1:0"], journal=tmp_path / "mine.db") == f"sqlite://{tmp_path}/mine.db"
     assert address(tmp_path, store="etcd://10.0.0.1:2379") == "etcd://10.0.0.1:2379"
     assert address(tmp_path, no_journal=True) is None

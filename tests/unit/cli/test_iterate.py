@@ -42,13 +42,13 @@ def store(tmp_path: Path) -> str:
     ],
 )
 def test_a_call_that_makes_no_sense_is_refused(store: str, arguments: list[str]) -> None:
-    told = CliRunner().invoke(build(["iterate"]), ["iterate", "--store", store, *arguments])
-    assert isinstance(told.exception, UsageError), told.output
+    result = CliRunner().invoke(build(["iterate"]), ["iterate", "--store", store, *arguments])
+    assert isinstance(result.exception, UsageError), result.output
 
 
-def test_a_look_at_nothing_says_so(store: str) -> None:
-    told = CliRunner().invoke(build(["iterate"]), ["iterate", "--store", store, "--json"])
-    assert json.loads(told.output) is None
+def test_status_of_an_empty_store_shows_that_no_rank_registered(store: str) -> None:
+    result = CliRunner().invoke(build(["iterate"]), ["iterate", "--store", store, "--json"])
+    assert json.loads(result.output) is None
     assert "no rank has registered yet" in shown(None)
 
 
@@ -77,7 +77,7 @@ def test_an_observer_sees_the_ranks_and_changes_nothing(store: str) -> None:
         assert left.waiting_for == []
 
 
-def test_the_table_names_who_is_waited_for() -> None:
+def test_the_table_names_the_ranks_that_are_waited_for() -> None:
     ranks = [RankView(0, "READY", "aaaaaaaabbbb", 1, 7, 1.5), RankView(3, "INACTIVE", "cccccccc", 2, -1, None)]
     text = shown(View(7, 20, 0, Rules(4, 2, "majority"), ranks, [3], "rank 3 of 2 members have not arrived"))
     assert "iteration 7, won by rank 0" in text

@@ -36,7 +36,7 @@ def model(*clocks: NodeClock, **more: float) -> ClockModel:
 # Before and at the first round
 
 
-def test_before_the_first_round_it_says_how_to_get_one() -> None:
+def test_before_the_first_round_the_error_explains_how_to_get_one() -> None:
     clock = GlobalClock(ClockModel(), lambda: 5)
     assert not clock.is_ready
     assert "not ready" in repr(clock)

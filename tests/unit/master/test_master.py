@@ -48,17 +48,17 @@ class Stage:
         self.now = 0
         self.master = Master(MasterSettings(**changed), TOKEN, SECRET, started_ns=0)  # type: ignore[arg-type]
         self.effects: list[Effect] = []
-        self.beats: dict[int, int] = {}
+        self.heartbeats: dict[int, int] = {}
         self.frozen: set[int] = set()
         self.conns: list[int] = []
-        self.last_beat = 0
+        self.last_heartbeat = 0
 
     def step(self, event: Event) -> list[Effect]:
         effects = self.master.step(self.now, event)
         self.effects += effects
         for effect in effects:
             if isinstance(effect, SendHeartbeat):
-                self.last_beat = effect.number
+                self.last_heartbeat = effect.number
             if isinstance(effect, CloseConnection) and effect.conn in self.conns:
                 self.conns.remove(effect.conn)
         return effects
@@ -100,8 +100,8 @@ class Stage:
             self.now += 50 * MS
             if self.now % (250 * MS) == 0:
                 for conn in [conn for conn in self.conns if conn not in self.frozen]:
-                    self.beats[conn] = self.beats.get(conn, 0) + 1
-                    self.step(HeartbeatReceived(conn, Heartbeat(self.beats[conn], self.last_beat, **report)))  # type: ignore[arg-type]
+                    self.heartbeats[conn] = self.heartbeats.get(conn, 0) + 1
+                    self.step(HeartbeatReceived(conn, Heartbeat(self.heartbeats[conn], self.last_heartbeat, **report)))  # type: ignore[arg-type]
             self.step(Tick())
 
     def sent(self, conn: int, kind: type[FromMaster]) -> list[FromMaster]:
@@ -116,7 +116,7 @@ class Stage:
         assert isinstance(record, m.Record)
         return record
 
-    def told(self, kind: type[Notice]) -> list[Notice]:
+    def notices(self, kind: type[Notice]) -> list[Notice]:
         return [e.notice for e in self.effects if isinstance(e, Notify) and isinstance(e.notice, kind)]
 
     def closed(self) -> list[int]:
@@ -163,7 +163,7 @@ def test_a_wrong_claim_is_refused_with_its_reason(claim: ToMaster, why: str) -> 
     assert isinstance(refused, m.Refused)
     assert why in refused.reason
     assert stage.closed() == [1]
-    assert [type(each) for each in stage.told(Notice)] == [ConnectionDropped]
+    assert [type(each) for each in stage.notices(Notice)] == [ConnectionDropped]
 
 
 def test_heartbeats_and_done_of_unauthenticated_clients_are_refused() -> None:
@@ -346,7 +346,7 @@ def test_after_too_many_failed_proposals_the_worst_member_goes() -> None:
         stage.say(conn, m.AttachFailed(epoch, [m.EdgeFailure(source, target, "refused")]))
         for other in (1, 2, 3):
             stage.say(other, m.Sealed(epoch, []))
-    assert stage.told(PeerGone)[-1].peer == 3  # type: ignore[attr-defined]
+    assert stage.notices(PeerGone)[-1].peer == 3  # type: ignore[attr-defined]
 
 
 def test_a_suspended_master_evicts_no_peer_when_it_resumes() -> None:
@@ -366,26 +366,28 @@ def test_a_peer_that_no_longer_receives_from_the_master_is_evicted() -> None:
     stage = Stage()
     stage.ring(2)
     stage.wait(1000)
-    stuck = stage.last_beat
+    stuck = stage.last_heartbeat
     for _ in range(110):
         stage.now += 50 * MS
         for conn in (1, 2):
-            stage.beats[conn] += 1
+            stage.heartbeats[conn] += 1
             if conn in stage.conns:
                 stage.step(
-                    HeartbeatReceived(conn, Heartbeat(stage.beats[conn], stage.last_beat if conn == 1 else stuck))
+                    HeartbeatReceived(
+                        conn, Heartbeat(stage.heartbeats[conn], stage.last_heartbeat if conn == 1 else stuck)
+                    )
                 )
         stage.step(Tick())
     assert stage.closed() == [2]
 
 
-def test_the_master_beats_to_registered_peers_too() -> None:
+def test_the_master_sends_heartbeats_to_registered_peers_too() -> None:
     stage = Stage()
     stage.ring(1)
     stage.join(2)
     stage.wait(500)
-    beats = [effect for effect in stage.effects if isinstance(effect, SendHeartbeat) and effect.conn == 2]
-    assert [beat.number for beat in beats] == [1, 2]
+    heartbeats = [effect for effect in stage.effects if isinstance(effect, SendHeartbeat) and effect.conn == 2]
+    assert [heartbeat.number for heartbeat in heartbeats] == [1, 2]
 
 
 # Calls
@@ -555,7 +557,7 @@ spoken = st.one_of(
     st.just(m.Leave()),
 )
 unsigned = st.integers(0, 4)
-beats = st.builds(
+heartbeats = st.builds(
     Heartbeat,
     unsigned,
     unsigned,
@@ -571,7 +573,7 @@ dones = st.builds(
 conns = st.integers(1, 6)
 events = st.one_of(
     st.builds(MessageReceived, conns, spoken),
-    st.builds(HeartbeatReceived, conns, beats),
+    st.builds(HeartbeatReceived, conns, heartbeats),
     st.builds(DoneReceived, conns, dones),
     st.builds(MalformedReceived, conns, st.just("garbage")),
     st.builds(ConnectionClosed, conns, st.just("")),
@@ -675,7 +677,7 @@ def test_a_newcomer_is_sent_progress_as_long_as_steps_take() -> None:
     for committed in (1, 2):
         stage.wait(2_000, committed=committed, epoch=2)
     stage.join(3)
-    stage.beats[3] = 0
+    stage.heartbeats[3] = 0
     moving = []
     for _ in range(6):
         stage.frozen = {3}  # only members name an epoch in their heartbeats

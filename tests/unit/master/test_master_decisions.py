@@ -31,7 +31,7 @@ def test_the_clock_does_not_run_while_the_master_did_not() -> None:
     assert clock.peek(20 * SECOND + 60 * MS) == 110 * MS
 
 
-def test_the_first_event_after_a_gap_takes_it_out_even_if_it_is_no_tick() -> None:
+def test_the_first_event_after_a_gap_removes_the_gap_even_if_it_is_no_tick() -> None:
     """Otherwise what is read from the sockets first would seem to be from the future."""
     clock = StallCompensatedClock(0)
     clock.read(50 * MS, tick=True)

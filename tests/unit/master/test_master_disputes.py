@@ -112,10 +112,10 @@ def test_more_mismatches_than_possible_evict_their_sender() -> None:
     stage.ring(3)
     for other in range(9):
         mine, theirs = Descriptor(0).pack(), Descriptor(0, elements=other + 1).pack()
-        told = stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, mine, theirs))
-        if told:
+        replies = stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, mine, theirs))
+        if replies:
             break
-    assert [type(each) for each in told] == [m.Evicted]
+    assert [type(each) for each in replies] == [m.Evicted]
 
 
 def test_a_dispute_of_which_one_side_is_known_reads_well() -> None:

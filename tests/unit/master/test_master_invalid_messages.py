@@ -72,7 +72,7 @@ def _look(conn: int) -> m.StatusRequest:
     return m.StatusRequest(VERSION, NONCE, prove(TOKEN, "status", bytes([conn]) * 32, NONCE))
 
 
-def test_ops_of_a_peer_that_is_only_registered_are_nobodys() -> None:
+def test_ops_of_a_peer_that_is_only_registered_are_ignored() -> None:
     """Its heartbeat names the group's newest epoch, in which it is no member: it is out, and the status is rendered."""
     stage = NewRun()
     stage.ring(2)
@@ -127,7 +127,7 @@ def test_rounds_that_break_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     command = m.ProbeCommand(VERSION, "round", "", NONCE, prove(TOKEN, "probe", bytes([200]) * 32, NONCE))
     stage.open(200)
     [answer] = stage.say(200, command)
-    assert len(stage.told(ProbingBroke)) == 1
+    assert len(stage.notices(ProbingBroke)) == 1
     assert isinstance(answer, ProbeAnswer)
     assert "ZeroDivisionError" in answer.text
     stage.wait(1_000)

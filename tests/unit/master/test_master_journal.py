@@ -120,8 +120,8 @@ def test_a_record_is_written_whole_before_it_is_sent() -> None:
 
 def test_an_eviction_is_sent_only_after_a_write() -> None:
     effects = pair().wait(6_000)
-    said = [isinstance(each, SendMessage) and isinstance(each.message, m.Evicted) for each in effects]
-    assert any(isinstance(each, WriteJournal) for each in effects[: said.index(True)])
+    are_evictions = [isinstance(each, SendMessage) and isinstance(each.message, m.Evicted) for each in effects]
+    assert any(isinstance(each, WriteJournal) for each in effects[: are_evictions.index(True)])
 
 
 def test_what_changes_nothing_is_not_written() -> None:
@@ -274,10 +274,10 @@ def test_the_end_of_a_finished_sync_still_names_the_diverged_peers() -> None:
 
 
 def test_a_peer_that_was_out_of_a_finished_sync_gets_the_reason() -> None:
-    told = m.CallFailed(9, m.Reason("revision", "it jumped"))
-    stage = with_finished(FinishedEntry(4, 7, {1: 5}, b"roots", {2: told}))
+    failed = m.CallFailed(9, m.Reason("revision", "it jumped"))
+    stage = with_finished(FinishedEntry(4, 7, {1: 5}, b"roots", {2: failed}))
     stage.back(11, 1)
-    assert told in sent(stage.back(12, 2, ballot=9), 12)
+    assert failed in sent(stage.back(12, 2, ballot=9), 12)
 
 
 def test_a_sync_in_progress_does_not_wait_for_peers_that_were_out_of_it() -> None:
@@ -324,8 +324,8 @@ def test_the_same_master_evicts_a_peer_that_lost_its_connection() -> None:
 def test_a_peer_with_a_higher_fence_is_evicted_if_the_master_can_still_write(secret: bytes) -> None:
     """If the fence exists, the write fails, and the master is deposed. If it does not, the master stays."""
     effects = pair().resume(11, 1, fence=7, secret=secret)
-    said = [isinstance(each, SendMessage) and isinstance(each.message, m.Evicted) for each in effects]
-    assert any(isinstance(each, WriteJournal) for each in effects[: said.index(True)])
+    are_evictions = [isinstance(each, SendMessage) and isinstance(each.message, m.Evicted) for each in effects]
+    assert any(isinstance(each, WriteJournal) for each in effects[: are_evictions.index(True)])
 
 
 def test_a_peer_without_the_members_secret_is_evicted_and_the_member_stays_away() -> None:
@@ -438,5 +438,5 @@ def test_a_call_that_ran_out_of_time_is_answered_ahead_of_the_next_record() -> N
     stage.back(11, 1, ballot=5, last_sync=voters)
     stage.say(11, m.VoteWithdrawn(5, 10))
     stage.say(11, m.Sealed(2, []))
-    heard = [type(each).__name__ for each in sent(stage.wait(1_100), 11)]
-    assert heard.index("CallFailed") < heard.index("Record")
+    kinds = [type(each).__name__ for each in sent(stage.wait(1_100), 11)]
+    assert kinds.index("CallFailed") < kinds.index("Record")

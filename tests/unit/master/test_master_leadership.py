@@ -163,24 +163,24 @@ def test_unauthenticated_clients_do_not_get_the_stores_password(
         store.set(KEY, b"of another version")
     monkeypatch.setattr("ringfold.master.server.open_store", lambda _: open_store(f"sqlite://{tmp_path}/journal.db"))
 
-    async def ask() -> bytes:
+    async def query() -> bytes:
         server, ready = MasterServer(MasterSettings(), ["127.0.0.1:0"], journal="redis://me:hush@host"), asyncio.Event()
         serving = asyncio.create_task(server.serve(ready.set))
         try:
             async with asyncio.timeout(20):
                 await ready.wait()
-                said = b""
-                while b"no journal" not in said:
+                response = b""
+                while b"no journal" not in response:
                     host, port = server.addresses[0].split(":")
                     reader, writer = await asyncio.open_connection(host, int(port))
-                    said = await reader.read()
+                    response = await reader.read()
                     writer.close()
-                return said
+                return response
         finally:
             server.stop()
             await serving
 
-    assert b"hush" not in asyncio.run(ask())
+    assert b"hush" not in asyncio.run(query())
 
 
 def test_a_master_that_cannot_even_begin_to_lead_pauses_before_it_tries_again(

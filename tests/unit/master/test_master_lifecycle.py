@@ -50,7 +50,7 @@ class Named(Stage):
         self.join(conn)
         self.say(conn, m.Attached(self.record(conn).epoch))
         if revision is not None:
-            assert any(isinstance(said, m.SyncDone) for said in self.sync(conn, offer(revision)))
+            assert any(isinstance(reply, m.SyncDone) for reply in self.sync(conn, offer(revision)))
 
     def last_journal(self) -> Journal:
         return [effect.journal for effect in self.effects if isinstance(effect, WriteJournal)][-1]
@@ -60,11 +60,11 @@ class Named(Stage):
         self.step(ConnectionClosed(conn, "reset"))
 
     def ends(self) -> list[tuple[str, int]]:
-        return [(told.how, told.revision) for told in self.told(RunEnded) if isinstance(told, RunEnded)]
+        return [(notice.how, notice.revision) for notice in self.notices(RunEnded) if isinstance(notice, RunEnded)]
 
 
-def why(said: list[m.FromMaster]) -> str:
-    return " ".join(each.reason.text for each in said if isinstance(each, m.CallFailed))
+def why(replies: list[m.FromMaster]) -> str:
+    return " ".join(each.reason.text for each in replies if isinstance(each, m.CallFailed))
 
 
 def test_the_last_peer_that_leaves_finishes_the_run() -> None:
@@ -72,7 +72,7 @@ def test_the_last_peer_that_leaves_finishes_the_run() -> None:
     stage.alone(1, 5)
     stage.say(1, m.Leave())
     assert stage.ends() == [("finished", 5)]
-    assert stage.last_journal().life.end == "finished", "it is written before anybody is told"
+    assert stage.last_journal().life.end == "finished", "it is written before it is reported"
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -123,7 +123,7 @@ def test_the_default_run_begins_again_after_it_finished() -> None:
     stage.alone(1, 5)
     stage.say(1, m.Leave())
     stage.alone(2, 0)
-    assert stage.told(RunBegun) == [RunBegun("default", 2)]
+    assert stage.notices(RunBegun) == [RunBegun("default", 2)]
     assert stage.record(2).epoch == 2, "epochs go on"
 
 
@@ -132,7 +132,7 @@ def test_the_default_run_starts_again_when_all_were_killed_and_no_peer_has_a_che
     stage.alone(1, 5)
     stage.killed(1)
     stage.alone(2, 0)
-    [begun] = stage.told(RunBegun)
+    [begun] = stage.notices(RunBegun)
     assert begun == RunBegun("default", 2, 5)
     assert begun.level == "warning"
     assert "abandoned at revision 5" in str(begun)
@@ -144,8 +144,8 @@ def test_the_lost_state_of_the_default_run_still_counts_for_a_peer_with_an_older
     stage.killed(1)
     stage.alone(2)
     assert "revision 5 of the shared state is lost" in why(stage.sync(2, offer(4)))
-    assert any(isinstance(said, m.SyncDone) for said in stage.sync(2, offer(5), 2)), "exactly that one goes on"
-    assert not stage.told(RunBegun)
+    assert any(isinstance(reply, m.SyncDone) for reply in stage.sync(2, offer(5), 2)), "exactly that one goes on"
+    assert not stage.notices(RunBegun)
 
 
 def test_a_state_that_is_lost_while_a_member_is_there_starts_no_new_incarnation() -> None:
@@ -166,11 +166,11 @@ def test_a_run_with_a_name_stays_lost_until_it_is_forgotten() -> None:
     stage.alone(1, 5)
     stage.killed(1)
     stage.alone(2)
-    said = why(stage.sync(2, offer(0)))
-    assert "revision 5 of the shared state is lost" in said
-    assert "`ringfold runs forget nightly-7`" in said
+    text = why(stage.sync(2, offer(0)))
+    assert "revision 5 of the shared state is lost" in text
+    assert "`ringfold runs forget nightly-7`" in text
     stage.say(2, m.Leave())
-    assert stage.ends() == [("abandoned", 5)] * 2, "who finds the state lost and leaves does not finish the run"
+    assert stage.ends() == [("abandoned", 5)] * 2, "a peer that finds the state lost and leaves does not finish the run"
 
 
 def test_a_later_master_knows_that_the_state_is_lost() -> None:
@@ -202,7 +202,7 @@ def test_a_journal_of_the_version_before_does_not_bind_the_default_run_for_ever(
     old = structs.replace(old, groups=[structs.replace(group, orphaned_sync=0) for group in old.groups])
     later = Named("default", decode(encode(old), "here"), fence=2)
     later.alone(2, 0)
-    assert later.told(RunBegun) == [RunBegun("default", 2, 5)]
+    assert later.notices(RunBegun) == [RunBegun("default", 2, 5)]
 
 
 def test_a_sync_that_fails_anyway_does_not_begin_the_run_again() -> None:
@@ -212,8 +212,8 @@ def test_a_sync_that_fails_anyway_does_not_begin_the_run_again() -> None:
     stage.killed(1)
     stage.alone(2)
     assert "revision 5 of the shared state is lost" in why(stage.sync(2, offer(0, torn=True)))
-    assert not stage.told(RunBegun)
-    assert any(isinstance(said, m.SyncDone) for said in stage.sync(2, offer(5), 2))
+    assert not stage.notices(RunBegun)
+    assert any(isinstance(reply, m.SyncDone) for reply in stage.sync(2, offer(5), 2))
 
 
 @pytest.mark.parametrize("name", ["a" * 65, "a b", "..", "-a", "ü", "a/b", "a\n"])

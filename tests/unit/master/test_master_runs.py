@@ -66,8 +66,8 @@ class Stage:
 
     def say(self, conn: int, message: m.ToMaster) -> list[m.FromMaster]:
         """What the connection itself is answered."""
-        said = self.step(MessageReceived(conn, message))
-        return [each.message for _, each in said if isinstance(each, SendMessage) and each.conn == conn]
+        effects = self.step(MessageReceived(conn, message))
+        return [each.message for _, each in effects if isinstance(each, SendMessage) and each.conn == conn]
 
     def open(self, conn: int) -> None:
         self.step(ConnectionOpened(conn, f"host:{conn}", nonce(conn)))
@@ -112,15 +112,15 @@ def nonce(conn: int) -> bytes:
     return bytes([conn]) * 32
 
 
-def refusal(said: list[m.FromMaster]) -> str:
-    [refused] = said
+def refusal(replies: list[m.FromMaster]) -> str:
+    [refused] = replies
     assert isinstance(refused, m.Refused)
     return refused.reason
 
 
-def welcome(said: list[m.FromMaster]) -> m.Welcome:
-    assert isinstance(said[0], m.Welcome)
-    return said[0]
+def welcome(replies: list[m.FromMaster]) -> m.Welcome:
+    assert isinstance(replies[0], m.Welcome)
+    return replies[0]
 
 
 # Which run
@@ -148,7 +148,7 @@ def test_a_proof_for_one_run_proves_nothing_in_another() -> None:
     stage = Stage()
     assert "wrong token" in refusal(stage.join(1, "a", proof=stage.proof(1, "hello", "b")))
     assert "wrong token" in refusal(stage.join(2, "a", proof=stage.proof(2, "hello")))
-    assert stage.runs.names == ["default"], "who proves nothing begins no run"
+    assert stage.runs.names == ["default"], "a client that proves nothing starts no run"
 
 
 def test_a_member_of_one_run_cannot_resume_in_another() -> None:
@@ -186,17 +186,17 @@ def test_a_death_in_one_run_is_sent_in_that_run_only() -> None:
     stage = Stage()
     for conn, run in ((1, "a"), (2, "b"), (3, "a")):
         stage.join(conn, run)
-    told = stage.step(ConnectionClosed(1, "reset"))
-    assert {run for run, _ in told} == {"a"}
-    assert not [each for _, each in told if isinstance(each, SendMessage) and each.conn == 2]
+    effects = stage.step(ConnectionClosed(1, "reset"))
+    assert {run for run, _ in effects} == {"a"}
+    assert not [each for _, each in effects if isinstance(each, SendMessage) and each.conn == 2]
 
 
 def test_every_run_has_heartbeats() -> None:
     stage = Stage()
     for conn, run in ((1, ""), (2, "a")):
         stage.join(conn, run)
-    beats = [(run, each.conn) for run, each in stage.wait(300) if isinstance(each, SendHeartbeat)]
-    assert beats == [("a", 2), ("default", 1)]
+    heartbeats = [(run, each.conn) for run, each in stage.wait(300) if isinstance(each, SendHeartbeat)]
+    assert heartbeats == [("a", 2), ("default", 1)]
 
 
 # Unauthenticated clients
@@ -226,9 +226,9 @@ def test_the_oldest_of_too_many_unauthenticated_clients_is_closed() -> None:
 def test_an_unauthenticated_client_that_breaks_the_protocol_is_refused(event: Event, why: str) -> None:
     stage = Stage()
     stage.open(1)
-    said = stage.step(event)
-    assert ("", SendMessage(1, m.Refused(why))) in said
-    assert ("", CloseConnection(1, why)) in said
+    effects = stage.step(event)
+    assert ("", SendMessage(1, m.Refused(why))) in effects
+    assert ("", CloseConnection(1, why)) in effects
     assert stage.step(MessageReceived(1, stage.hello(1))) == [], "it is forgotten"
 
 

@@ -65,7 +65,7 @@ class Client:
         self.socket = socket.create_connection((host.strip("[]"), int(port)), LIMIT_S)
         self.reader = FrameReader(MAX_FRAME_BYTES)
         self.frames: list[tuple[FrameKind, bytes]] = []
-        self.beats = 0
+        self.heartbeats = 0
 
     def send(self, message: Message) -> None:
         self.socket.sendall(message_frame(message))
@@ -88,8 +88,8 @@ class Client:
             kind, body = got
             if kind is FrameKind.MESSAGE:
                 return decode_from_master(body)
-            self.beats += 1
-            self.socket.sendall(heartbeat_frame(Heartbeat(self.beats, decode_master_heartbeat(body)[0])))
+            self.heartbeats += 1
+            self.socket.sendall(heartbeat_frame(Heartbeat(self.heartbeats, decode_master_heartbeat(body)[0])))
         return None
 
     def expect(self, kind: type[FromMaster]) -> FromMaster:
@@ -221,7 +221,7 @@ def test_a_silent_connection_is_closed_in_time() -> None:
     with a_master(handshake_ms=200) as (master, _):
         client = Client(master.address)
         client.expect(Challenge)
-        assert client.next() is None, "closed without a refusal: who was only slow may come again"
+        assert client.next() is None, "closed without a refusal: a client that was only slow may try again"
         client.close()
 
 
@@ -342,11 +342,11 @@ def test_a_run_that_breaks_ends_alone_and_is_logged_once(
         again = Client(master.address)
         while True:
             again.hello()
-            said = again.next()
-            if isinstance(said, Welcome):
+            reply = again.next()
+            if isinstance(reply, Welcome):
                 break
-            assert isinstance(said, Refused)
-            assert said.again
+            assert isinstance(reply, Refused)
+            assert reply.again
             again.close()
             threading.Event().wait(0.05)
             again = Client(master.address)
@@ -413,8 +413,8 @@ def test_many_frames_at_once_are_all_handled_in_order_and_delay_no_other_client(
         flood, calm = Client(master.address), Client(master.address)
         flood.join()
         calm.join("calm")
-        beats = b"".join(heartbeat_frame(Heartbeat(number, 0)) for number in range(1, 20_001))
-        flood.socket.sendall(beats + message_frame(Leave()))
+        heartbeats = b"".join(heartbeat_frame(Heartbeat(number, 0)) for number in range(1, 20_001))
+        flood.socket.sendall(heartbeats + message_frame(Leave()))
         calm.send(Leave())
         calm.expect(Left)
         flood.expect(Left)

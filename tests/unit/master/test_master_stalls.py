@@ -65,7 +65,7 @@ def test_the_timeout_starts_at_the_end_of_busy() -> None:
         (stall([AbsentMember(3)], excuse="it waits for more peers"), 60 * S, "it waits for more peers"),
     ],
 )
-def test_no_member_is_evicted_where_one_may_not_be_at_fault(late: Stall, timeout: int | None, why: str) -> None:
+def test_no_member_is_evicted_if_it_may_not_be_at_fault(late: Stall, timeout: int | None, why: str) -> None:
     assert judge(1_000 * S, late, timeout) == StallDecision(None, why)
 
 
@@ -154,12 +154,12 @@ class Slow(Stage):
         while self.now < end:
             self.now += 50 * MS
             if self.now % (250 * MS) == 0:
-                self.beat()
+                self.send_heartbeats()
             self.step(Tick())
 
-    def beat(self) -> None:
+    def send_heartbeats(self) -> None:
         for conn in list(self.conns):
-            self.beats[conn] = self.beats.get(conn, 0) + 1
+            self.heartbeats[conn] = self.heartbeats.get(conn, 0) + 1
             ops = []
             if conn in self.began:
                 op, since = self.began[conn]
@@ -167,12 +167,14 @@ class Slow(Stage):
                 ops = [Announced(op.tag, op.sequence, age_ms, 0, False)] if age_ms >= 100 else []
             report = self.reports.get(conn, {})
             self.step(
-                HeartbeatReceived(conn, Heartbeat(self.beats[conn], self.last_beat, self.epoch, ops=ops, **report))
+                HeartbeatReceived(
+                    conn, Heartbeat(self.heartbeats[conn], self.last_heartbeat, self.epoch, ops=ops, **report)
+                )
             )
 
     @property
     def evicted(self) -> list[int]:
-        return [each.peer for each in self.told(PeerGone) if isinstance(each, PeerGone) and each.how == "evicted"]
+        return [each.peer for each in self.notices(PeerGone) if isinstance(each, PeerGone) and each.how == "evicted"]
 
     def timeout(self, peer: int, *, sequence: int = 9, waited_ms: int = 1_000, final: bool = False) -> None:
         self.say(peer, m.OpTimeout(self.epoch, OpRef(0, sequence), waited_ms, CALLED, final))
@@ -190,12 +192,12 @@ def test_a_member_that_all_others_wait_for_is_evicted_with_advice() -> None:
     assert stage.evicted == []
     stage.go_on(2_000)
     assert stage.evicted == [3]
-    [told] = stage.sent(3, m.Evicted)
-    assert isinstance(told, m.Evicted)
-    assert told.reason.startswith("peers 1 (p1), 2 (p2) and 4 (p4) waited 60.")
-    assert "run.busy(up_to_s=...)" in told.reason
-    assert "stall_timeout_s" in told.reason
-    [stalled] = stage.told(PeersStalled)
+    [evicted] = stage.sent(3, m.Evicted)
+    assert isinstance(evicted, m.Evicted)
+    assert evicted.reason.startswith("peers 1 (p1), 2 (p2) and 4 (p4) waited 60.")
+    assert "run.busy(up_to_s=...)" in evicted.reason
+    assert "stall_timeout_s" in evicted.reason
+    [stalled] = stage.notices(PeersStalled)
     assert isinstance(stalled, PeersStalled)
     assert (stalled.peers, stalled.waiting, stalled.what) == ([3], [1, 2, 4], "op tag 0 sequence 9")
 
@@ -303,7 +305,7 @@ def test_a_vote_that_one_member_has_not_cast_counts_after_the_first_three() -> N
     assert stage.evicted == [3]
 
 
-def test_an_update_that_waits_for_more_peers_is_nobodys_fault() -> None:
+def test_an_update_that_waits_for_more_peers_evicts_no_member() -> None:
     stage = Slow(4)
     for ballot in range(2, 6):
         for peer in (1, 2, 3, 4):
@@ -323,9 +325,9 @@ def test_a_member_in_an_op_that_sends_nothing_is_as_good_as_absent() -> None:
     stage.reports[3] = {"in_starved_ms": 10}
     stage.go_on(61_000)
     assert stage.evicted == [3]
-    [told] = stage.sent(3, m.Evicted)
-    assert isinstance(told, m.Evicted)
-    assert "is in it and sends nothing" in told.reason
+    [evicted] = stage.sent(3, m.Evicted)
+    assert isinstance(evicted, m.Evicted)
+    assert "is in it and sends nothing" in evicted.reason
 
 
 def test_a_member_that_has_just_started_the_op_of_starving_others_is_not_silent() -> None:
@@ -496,7 +498,7 @@ def test_a_vote_with_a_timeout_of_its_own_fails() -> None:
 # On request
 
 
-def asked(stage: Stage, peer: str, reason: str = "", token: bytes = TOKEN) -> m.FromMaster:
+def request_eviction(stage: Stage, peer: str, reason: str = "", token: bytes = TOKEN) -> m.FromMaster:
     stage.open(9)
     proof = prove(token, "evict", bytes([9]) * 32, NONCE)
     return stage.say(9, m.EvictRequest(VERSION, peer, reason, "ada on gpu-1", NONCE, proof))[0]
@@ -505,7 +507,7 @@ def asked(stage: Stage, peer: str, reason: str = "", token: bytes = TOKEN) -> m.
 @pytest.mark.parametrize("wanted", ["2", "p2"])
 def test_a_peer_is_evicted_on_request_with_requester_and_reason(wanted: str) -> None:
     stage = Slow(3)
-    answer = asked(stage, wanted, "its disk is broken")
+    answer = request_eviction(stage, wanted, "its disk is broken")
     assert answer == m.EvictResponse(True, "peer 2 (p2) is evicted; it may join again", 2, "p2")
     assert stage.sent(2, m.Evicted) == [m.Evicted("ada on gpu-1 asked for it: its disk is broken", on_request=True)]
 
@@ -519,7 +521,7 @@ def test_a_peer_is_evicted_on_request_with_requester_and_reason(wanted: str) -> 
 )
 def test_a_request_that_makes_no_sense_is_refused(size: int, wanted: str, why: str) -> None:
     stage = Slow(size)
-    answer = asked(stage, wanted)
+    answer = request_eviction(stage, wanted)
     assert isinstance(answer, m.EvictResponse)
     assert not answer.done
     assert why in answer.text
@@ -528,11 +530,11 @@ def test_a_request_that_makes_no_sense_is_refused(size: int, wanted: str, why: s
 
 def test_a_request_without_the_token_evicts_no_peer() -> None:
     stage = Slow(3)
-    assert isinstance(asked(stage, "2", token=b"wrong"), m.Refused)
+    assert isinstance(request_eviction(stage, "2", token=b"wrong"), m.Refused)
     assert stage.evicted == []
 
 
-def test_a_request_to_a_run_without_peers_says_so() -> None:
-    answer = asked(Stage(), "p1")
+def test_a_request_to_a_run_without_peers_is_refused_with_that_reason() -> None:
+    answer = request_eviction(Stage(), "p1")
     assert isinstance(answer, m.EvictResponse)
     assert answer.text == "there is no peer 'p1' in this run, which has no peers now; `ringfold runs` lists all runs"

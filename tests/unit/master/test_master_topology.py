@@ -30,17 +30,17 @@ ENOUGH = 17
 class Optimising:
     """A master and its peers 1 to `size` in one group, each on the connection of its number.
 
-    They measure their links as told: every link has its own rate.
+    They measure their links on request: every link has its own rate.
     """
 
     def __init__(self, size: int, seed: int = 1, **changed: object) -> None:
-        draw, everybody = Random(seed), range(1, size + 1)
-        self.rates = {pair: float(draw.randint(1_000, 10**9)) for pair in itertools.permutations(everybody, 2)}
-        self.now = self.beats = self.last_beat = 0
+        draw, ids = Random(seed), range(1, size + 1)
+        self.rates = {pair: float(draw.randint(1_000, 10**9)) for pair in itertools.permutations(ids, 2)}
+        self.now = self.heartbeats = self.last_heartbeat = 0
         self.master = Master(MasterSettings(evidence="ring", **changed), TOKEN, b"secret", started_ns=0)  # type: ignore[arg-type]
         self.effects: list[Effect] = []
         self.conns: list[int] = []
-        for conn in everybody:
+        for conn in ids:
             self.conns.append(conn)
             self.step(ConnectionOpened(conn, f"host:{conn}", NONCE))
             proof = prove(TOKEN, "hello", NONCE, NONCE)
@@ -55,7 +55,7 @@ class Optimising:
         for effect in self.master.step(self.now, event):
             self.effects.append(effect)
             if isinstance(effect, SendHeartbeat):
-                self.last_beat = effect.number
+                self.last_heartbeat = effect.number
             elif isinstance(effect, CloseConnection):
                 self.conns.remove(effect.conn)
 
@@ -73,9 +73,9 @@ class Optimising:
         while self.now < end:
             self.now += 50 * MS
             if self.now % (250 * MS) == 0:
-                self.beats += 1
+                self.heartbeats += 1
                 for conn in list(self.conns):
-                    self.step(HeartbeatReceived(conn, Heartbeat(self.beats, self.last_beat)))
+                    self.step(HeartbeatReceived(conn, Heartbeat(self.heartbeats, self.last_heartbeat)))
             self.step(Tick())
 
     def sent(self, conn: int, kind: type[m.FromMaster]) -> list[m.FromMaster]:
@@ -89,8 +89,8 @@ class Optimising:
 
     def chosen(self) -> RingChosen:
         """The ring that was chosen last."""
-        told = [effect.notice for effect in self.effects if isinstance(effect, Notify)]
-        return [notice for notice in told if isinstance(notice, RingChosen)][-1]
+        notices = [effect.notice for effect in self.effects if isinstance(effect, Notify)]
+        return [notice for notice in notices if isinstance(notice, RingChosen)][-1]
 
     def vote(self) -> None:
         self.ballot += 1
@@ -246,13 +246,13 @@ def test_the_server_runs_the_search_in_a_process_and_reports_to_the_machine() ->
     members = list(range(1, 5))
     rates = [(a, b, 10.0 + a * b) for a, b in itertools.permutations(members, 2)]
 
-    async def ask() -> list[object]:
-        server, told = MasterServer(MasterSettings(), ["127.0.0.1:0"]), list[object]()
-        server.step = told.append  # type: ignore[method-assign]
+    async def solve() -> list[object]:
+        server, events = MasterServer(MasterSettings(), ["127.0.0.1:0"]), list[object]()
+        server.step = events.append  # type: ignore[method-assign]
         await server._search("default", 3, MoonshotRequest(members, rates, budget=1))
-        return told
+        return events
 
-    [found] = asyncio.run(ask())
+    [found] = asyncio.run(solve())
     assert isinstance(found, MoonshotFinished)
     assert (found.group, found.run) == (3, "default")
     assert sorted(found.solution.ring) == members
@@ -265,9 +265,11 @@ def test_links_that_are_never_steady_cost_a_few_rounds_more_and_no_ring(peers: i
         stage.vote()
     assert never.measure_all(settled=False) == steady.measure_all() + more
     assert never.chosen() == steady.chosen()
-    [told] = [effect.notice for effect in never.effects if isinstance(effect, Notify) and "never" in str(effect.notice)]
-    assert isinstance(told, LinksMeasured)
-    assert told.unsettled == list(itertools.combinations(range(1, peers + 1), 2))
+    [notice] = [
+        effect.notice for effect in never.effects if isinstance(effect, Notify) and "never" in str(effect.notice)
+    ]
+    assert isinstance(notice, LinksMeasured)
+    assert notice.unsettled == list(itertools.combinations(range(1, peers + 1), 2))
 
 
 def test_the_time_of_a_measurement_is_bounded_by_the_settings() -> None:

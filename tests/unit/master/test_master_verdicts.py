@@ -92,7 +92,7 @@ STATES: list[OpState] = ["unfinished", "done", "committed"]
     dead=st.sets(st.integers(0, 5)),
     small=st.booleans(),
 )
-def test_what_anybody_alive_returned_is_committed_and_nothing_unfinished_is(
+def test_what_any_survivor_returned_is_committed_and_nothing_unfinished_is(
     members: int, done: set[int], evidence: set[int], dead: set[int], small: bool
 ) -> None:
     """Play an op as the peers do: evidence reaches a peer only after Done of every member; then some die."""

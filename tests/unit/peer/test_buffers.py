@@ -408,7 +408,7 @@ def test_none_is_named_with_two_ways_out() -> None:
         spans_of({"bias": None})
 
 
-def test_none_is_left_out_where_that_is_asked_for() -> None:
+def test_none_is_omitted_if_requested() -> None:
     one, two = np.zeros(3, np.float32), np.zeros(2)
     spans = spans_of([None, one, None, two], skip_none=True)
     assert [array.size for array in spans.arrays if array.size] == [2, 3]

@@ -83,7 +83,7 @@ def test_a_speaker_goes_on_speaking_though_others_have_lower_numbers() -> None:
     assert older.counter.calls == []
 
 
-def test_a_successor_says_what_the_group_has_finished() -> None:
+def test_a_successor_reports_what_the_group_has_finished() -> None:
     group = [Member(1), Member(2), Member(3)]
     agreed(group)
     for member in group:
@@ -93,14 +93,14 @@ def test_a_successor_says_what_the_group_has_finished() -> None:
     assert group[1].counter.calls == [0]
 
 
-def test_newcomers_are_told_the_number_of_the_step_that_is_on() -> None:
+def test_newcomers_get_the_number_of_the_present_step() -> None:
     """Also when the speaker is gone: the members of the step know it."""
     group = [Member(1, number=6), Member(2)]
     agreed(group)
     assert shared([group[1], Member(3)], finished=5) == [6, 6]
 
 
-def test_a_number_that_died_with_the_speaker_is_asked_for_again() -> None:
+def test_a_number_that_was_lost_with_the_speaker_is_requested_again() -> None:
     group = [Member(1, number=6), Member(2, number=6)]
     shared(group, 5)
     group[0].counting.facts(1, 5)  # it is handed the number, and dies
@@ -116,7 +116,7 @@ def test_a_speaker_that_was_superseded_still_comes_to_the_op_which_knows_whether
     assert thawed.counting.facts(1, 0)[0] == -1
 
 
-def test_a_group_whose_rank_was_taken_by_another_process_is_told() -> None:
+def test_a_group_whose_rank_was_taken_over_by_another_process_gets_an_error() -> None:
     lone = Member(1)
     agreed([lone])
     lone.counting.finish()
@@ -125,7 +125,7 @@ def test_a_group_whose_rank_was_taken_by_another_process_is_told() -> None:
         shared([lone], 0)
 
 
-def test_while_the_speaker_waits_the_group_is_told_again_and_again_and_nobody_else_speaks() -> None:
+def test_while_the_speaker_waits_the_group_repeats_the_op_and_gets_no_second_speaker() -> None:
     group = [Member(1, number=3), Member(2)]
     group[0].counter.timeout_s, group[0].counter.is_waiting = 600.0, True
     group[0].counting = Counting(group[0].counter, None)
@@ -322,7 +322,7 @@ def test_a_peer_is_admitted_while_its_run_waits_for_another_run(scene: Scene) ->
     assert first.numbers == second.numbers == list(range(20))
 
 
-def test_a_peer_that_comes_while_the_others_wait_in_a_step_is_told_its_number(scene: Scene) -> None:
+def test_a_peer_that_joins_while_the_others_wait_in_a_step_gets_its_number(scene: Scene) -> None:
     """With min_world the survivor's first op of step 5 waits for a newcomer, which takes part in that very step."""
     stays, leaves, other = scene.peer(0), scene.peer(0), scene.peer(1, min_world=1)
     leaves.at[5] = lambda: "leave"
@@ -336,7 +336,7 @@ def test_a_peer_that_comes_while_the_others_wait_in_a_step_is_told_its_number(sc
     assert stays.numbers == other.numbers == list(range(20))
 
 
-def test_a_run_that_comes_late_skips_what_it_missed_and_says_so(scene: Scene) -> None:
+def test_a_run_that_comes_late_skips_what_it_missed_and_logs_it(scene: Scene) -> None:
     early, late = scene.peer(0, min_world=1), [scene.peer(1), scene.peer(1)]
     arrived, go_on = threading.Event(), threading.Event()
     for peer in (early, *late):

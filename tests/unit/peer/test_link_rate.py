@@ -169,7 +169,7 @@ def test_nothing_arrived() -> None:
     assert not bench.measurement.is_busy
 
 
-def test_nobody_connected() -> None:
+def test_a_test_without_a_connection_fails() -> None:
     assert report_of(Bench().later(4_000)).failed == "peer 9 did not connect within 4000 ms"
 
 

@@ -1,4 +1,4 @@
-"""Flows of links with several paths: who is registered with the agent, what the engine is told, and what goes back."""
+"""Flows of links with several paths: which are registered with the agent, what the engine gets and reports."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

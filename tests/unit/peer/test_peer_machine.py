@@ -261,7 +261,7 @@ def test_a_master_of_another_version_is_refused() -> None:
 
 
 def test_a_newcomer_that_one_of_several_masters_refuses_goes_on_to_the_next() -> None:
-    """Somebody else may listen at a dead master's port, and proves nothing. Only if nobody wants it, it gives up."""
+    """Another process may listen at a dead master's port, and proves nothing. A peer gives up only if all refuse it."""
     peer = Peer()
     joining(peer, (("10.0.0.1", 1), ("10.0.0.2", 2)))
     peer.step(Opened(CONTROL, NONCE))
@@ -298,7 +298,7 @@ def test_an_unreachable_master_is_reported_at_the_deadline_with_the_last_reason(
     assert peer.now_ns == 10_000 * MS
 
 
-def test_the_log_says_at_once_and_every_five_seconds_why_nobody_can_be_reached() -> None:
+def test_the_log_shows_at_once_and_every_five_seconds_why_no_master_can_be_reached() -> None:
     peer = Peer()
     joining(peer, (("10.0.0.1", 1), ("::1", 2)))
     assert not only(peer.step(Closed(1, "Connection refused")), Notify)
@@ -320,7 +320,7 @@ def test_the_log_says_at_once_and_every_five_seconds_why_nobody_can_be_reached()
     )
 
 
-def test_a_stranger_at_the_masters_port_is_left_for_another_try() -> None:
+def test_a_server_without_the_token_at_the_masters_port_is_left_for_another_attempt() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
@@ -338,7 +338,7 @@ def test_a_dial_that_cannot_be_tried_counts_as_failed() -> None:
 WAITS = messages.AdmissionWaits("these have not called update_topology: peer 1 (gpu-1) is in op tag 0 sequence 3", [1])
 
 
-def test_a_join_that_waits_in_vain_names_who_was_waited_for_and_the_setting() -> None:
+def test_a_join_that_times_out_names_the_peers_it_waited_for_and_the_setting() -> None:
     peer = registered()
     assert peer.receives(CONTROL, WAITS) == []
     error = end_of(peer.later(10_000))
@@ -351,7 +351,7 @@ def test_a_join_that_waits_in_vain_names_who_was_waited_for_and_the_setting() ->
     )
 
 
-def test_a_join_waits_on_while_the_run_moves_and_says_so_every_ten_seconds() -> None:
+def test_a_join_waits_on_while_the_run_makes_progress_and_logs_it_every_ten_seconds() -> None:
     peer = registered()
     notices: list[tuple[int, str]] = []
     for second in range(1, 32):
@@ -371,7 +371,7 @@ def test_a_join_waits_on_while_the_run_moves_and_says_so_every_ten_seconds() -> 
     assert peer.now_ns == 35_000 * MS
 
 
-def test_a_member_is_not_told_to_wait() -> None:
+def test_a_member_ignores_a_notice_to_wait() -> None:
     peer = member()
     peer.now_ns = 20_000 * MS
     assert peer.receives(CONTROL, WAITS) == []
@@ -385,7 +385,7 @@ def test_a_master_that_ends_while_a_peer_leaves_it_is_no_error() -> None:
     assert not only(effects, Notify)
 
 
-def test_who_is_never_admitted_says_so_and_leaves() -> None:
+def test_a_peer_that_is_never_admitted_raises_and_leaves() -> None:
     peer = registered()
     effects = peer.later(10_000)
     assert sent(effects) == [messages.Leave()]
@@ -425,7 +425,7 @@ def test_two_members_have_two_links_between_them() -> None:
     assert only(effects, Promote) == [Promote(2, True, 4, 0), Promote(100, False, 4, 0)]
 
 
-def test_the_other_end_dials_when_the_record_says_so() -> None:
+def test_the_other_end_dials_if_the_record_names_it() -> None:
     peer = registered()
     effects = peer.receives(CONTROL, record(1, [4, ME], dialers=[ME, 4]))
     assert only(effects, Dial) == [Dial(1, "10.0.0.4", 48149, 2_000)]
@@ -459,7 +459,7 @@ def test_a_refused_dial_goes_to_the_next_address_then_pauses() -> None:
     assert third.host == "10.0.0.4"
 
 
-def test_lanes_that_nobody_brings_are_reported_at_the_deadline_all_at_once() -> None:
+def test_lanes_that_are_not_dialled_are_reported_at_the_deadline_all_at_once() -> None:
     peer = registered()
     peer.receives(CONTROL, record(1, [4, ME, 6]))
     assert sent(peer.later(3_999)) == []
@@ -517,7 +517,7 @@ def test_a_parked_lane_whose_record_never_comes_is_dropped() -> None:
         (LaneHello(VERSION, 1, -4, ME, 0, b"", b""), "out of range"),
     ],
 )
-def test_a_wrong_lane_is_refused_and_told(hello: LaneHello, words: str) -> None:
+def test_a_wrong_lane_is_refused_and_reported(hello: LaneHello, words: str) -> None:
     peer = registered()
     peer.receives(CONTROL, record(1, [4, ME]))
     peer.step(Accepted(100, "1.2.3.4:5", NONCE))
@@ -542,7 +542,7 @@ def test_a_client_that_closes_an_unauthenticated_connection_is_no_warning(reason
     assert (notice.level, "1.2.3.4:5" in str(notice)) == (level, True)
 
 
-def test_garbage_on_the_data_port_is_dropped_and_told() -> None:
+def test_garbage_on_the_data_port_is_dropped_and_reported() -> None:
     peer = registered()
     peer.step(Accepted(100, "1.2.3.4:5", NONCE))
     effects = peer.step(MessageReceived(100, b"\x00garbage"))
@@ -550,7 +550,7 @@ def test_garbage_on_the_data_port_is_dropped_and_told() -> None:
     assert only(effects, Notify)
 
 
-def test_a_guest_that_says_nothing_is_closed_in_time() -> None:
+def test_an_inbound_connection_that_sends_nothing_is_closed_in_time() -> None:
     peer = registered()
     peer.step(Accepted(100, "r", NONCE))
     assert only(peer.later(4_999), CloseConn) == []
@@ -713,7 +713,7 @@ def test_a_lost_link_of_the_installed_epoch_is_reported() -> None:
     assert sent(effects) == [messages.LinkLost(1, ME, 4, "reset")]
 
 
-def test_a_report_about_a_link_that_was_connected_anew_since_is_ignored() -> None:
+def test_a_report_about_a_link_that_was_reconnected_since_is_ignored() -> None:
     peer = registered()
     peer.receives(CONTROL, record(1, [4, ME]))
     for conn in (100, 101):
@@ -814,7 +814,7 @@ def test_newcomers_of_repeated_proposals_add_up() -> None:
 
 
 def test_what_the_master_sent_is_not_enough_to_bring_a_lane() -> None:
-    """Somebody who overheard the record knows the epoch's secret. The key of a lane needs the token besides."""
+    """An attacker that overheard the record knows the epoch's secret. The key of a lane also needs the token."""
     peer = registered()
     peer.receives(CONTROL, record(1, [4, ME]))
     peer.step(Accepted(100, "10.0.0.9:1", NONCE))
@@ -925,7 +925,7 @@ def test_the_call_that_admitted_newcomers_answers_with_their_record() -> None:
     assert done == [CallFinished(2, CallSucceeded(True, 1, World(3, 1, 3)))]
 
 
-def test_at_its_deadline_a_call_asks_who_was_missing() -> None:
+def test_at_its_deadline_a_call_requests_the_missing_peers() -> None:
     peer = member()
     peer.step(vote())
     assert sent(peer.later(999)) == []
@@ -934,7 +934,7 @@ def test_at_its_deadline_a_call_asks_who_was_missing() -> None:
     assert peer.receives(CONTROL, messages.CallFailed(1, reason)) == [CallFinished(1, reason)]
 
 
-def test_a_call_that_did_not_ask_for_its_timeout_goes_on_when_the_master_says_so() -> None:
+def test_a_call_with_the_default_timeout_continues_if_the_master_extends_it() -> None:
     peer = member()
     peer.step(replace(vote(), final=False))
     assert sent(peer.later(1_000)) == [messages.VoteWithdrawn(1, 1_000, final=False)]
@@ -945,16 +945,16 @@ def test_a_call_that_did_not_ask_for_its_timeout_goes_on_when_the_master_says_so
     cast = sent(peer.receives(CONTROL, messages.Installed(2, World())))
     assert cast == [messages.Vote(1, "update", 2, 2, [])]
     assert sent(peer.later(1)) == [messages.VoteWithdrawn(1, 2_000, final=False)]
-    assert peer.receives(CONTROL, messages.CallExtended(77)) == [], "a call that nobody waits in"
+    assert peer.receives(CONTROL, messages.CallExtended(77)) == [], "a call that no program waits in"
 
 
-def test_a_program_that_is_busy_says_for_how_long() -> None:
+def test_a_program_that_is_busy_reports_for_how_long() -> None:
     peer = member()
     assert sent(peer.step(CallBusy(peer.now_ns + 1_500 * MS))) == [messages.Busy(1_500)]
     assert sent(peer.step(CallBusy(0))) == [messages.Busy(0)]
 
 
-def test_a_call_fails_by_itself_when_the_master_does_not_say_who_was_missing() -> None:
+def test_a_call_fails_by_itself_if_the_master_does_not_report_the_missing_peers() -> None:
     peer = member()
     peer.step(vote())
     peer.later(1_000)
@@ -1005,7 +1005,7 @@ def test_whatever_ends_the_session_fails_every_op_and_closes_everything(
     assert {effect.conn for effect in effects if isinstance(effect, CloseConn)} >= {2, 100}
 
 
-def test_after_the_end_nothing_is_said_and_nobody_let_in() -> None:
+def test_after_the_end_nothing_is_sent_and_no_connection_accepted() -> None:
     peer = member()
     peer.receives(CONTROL, messages.Evicted("x"))
     assert peer.step(Accepted(300, "r", NONCE)) == [CloseConn(300, "this peer is out of the run")]
@@ -1025,8 +1025,8 @@ def test_timings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
         replace(TIMINGS, **wrong)
 
 
-def test_who_registered_and_went_away_again_is_not_pending_for_ever() -> None:
-    """An update that finds nobody to admit settles the registrations that everybody in it has heard of."""
+def test_a_peer_that_registered_and_left_is_not_pending_for_ever() -> None:
+    """An update that finds no peer to admit settles the registrations that all its members have received."""
     peer = member()
     peer.receives(CONTROL, messages.Registrations(9))
     peer.step(CallVote(1, "update", 0, 10**12, ()))

@@ -80,7 +80,7 @@ def brought(effects: list[Effect], peer: Peer) -> messages.Returned:
     return first
 
 
-def test_a_member_that_looks_for_its_master_says_which_setting_ends_that() -> None:
+def test_a_member_that_looks_for_its_master_logs_which_setting_ends_that() -> None:
     peer = lost()
     [notify] = only(peer.step(Closed(peer.last_conn, "Connection refused")), Notify)
     assert isinstance(notify, Notify)
@@ -178,7 +178,7 @@ def test_an_eviction_that_comes_instead_of_a_welcome_ends_the_session() -> None:
     assert isinstance(end_of(peer.receives(peer.last_conn, messages.Evicted("too late", proof))), Evicted)
 
 
-def test_what_somebody_says_at_a_dead_masters_port_without_a_proof_ends_nothing() -> None:
+def test_a_message_without_a_proof_from_a_dead_masters_port_ends_nothing() -> None:
     """An eviction, a foreign version, a refusal: a try that failed. A master that proves the token may still come."""
     lies = [
         [Challenge(MASTER_NONCE, VERSION, VERSION), messages.Evicted("go away")],
@@ -238,7 +238,7 @@ def test_the_record_of_the_last_master_is_taken_from_the_next_one() -> None:
     assert peer.machine.record.epoch == 2
 
 
-def test_who_was_only_registered_shows_no_epoch() -> None:
+def test_a_peer_that_was_only_registered_reports_no_epoch() -> None:
     peer = with_secret(registered())
     peer.step(Closed(CONTROL, "reset"))
     peer.step(Opened(peer.last_conn, NONCE))
@@ -247,7 +247,7 @@ def test_who_was_only_registered_shows_no_epoch() -> None:
     assert claim.epoch == 0
 
 
-def test_who_is_busy_says_so_again_and_only_for_what_is_left() -> None:
+def test_a_busy_peer_reports_that_again_with_the_remaining_time() -> None:
     peer = member()
     peer.step(CallBusy(peer.now_ns + 5_000 * MS))
     peer.step(Closed(CONTROL, "reset"))
@@ -257,7 +257,7 @@ def test_who_is_busy_says_so_again_and_only_for_what_is_left() -> None:
     assert busy == messages.Busy(3_000)
 
 
-def test_a_wish_to_leave_is_said_again() -> None:
+def test_a_leave_is_sent_again() -> None:
     peer = member()
     peer.step(CallLeave())
     peer.step(Closed(CONTROL, "reset"))

@@ -16,7 +16,7 @@ def test_what_fits_has_its_number(op: str, name: str, number: int) -> None:
     assert quantisation_code(name, op, FLOATS) == number
 
 
-def test_nothing_is_asked_of_an_op_that_is_not_quantised() -> None:
+def test_an_op_that_is_not_quantised_is_not_checked() -> None:
     assert quantisation_code(None, "prod", DTYPES.values()) == 0
 
 

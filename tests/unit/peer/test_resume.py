@@ -43,7 +43,7 @@ def damage(checkpoints: Checkpoints, revision: int) -> None:
     path.write_bytes(content)
 
 
-def test_the_checkpoint_that_the_run_asks_for_is_loaded(checkpoints: Checkpoints) -> None:
+def test_the_checkpoint_that_the_master_requests_is_loaded(checkpoints: Checkpoints) -> None:
     resuming, state = Resuming(checkpoints), fresh()
     assert resuming.listed() == [Branch("old", 150), Branch("old", 140)]
     assert resuming.goes_on(state, wanted(Branch("old", 140)))
@@ -81,7 +81,7 @@ def test_one_that_a_sync_has_overwritten_is_loaded_again(checkpoints: Checkpoint
     assert Branch("old", 140) in resuming.listed()
 
 
-def test_a_master_that_always_asks_for_the_same_is_not_obeyed_for_ever(checkpoints: Checkpoints) -> None:
+def test_a_master_that_always_requests_the_same_is_not_obeyed_for_ever(checkpoints: Checkpoints) -> None:
     resuming, state = Resuming(checkpoints), fresh()
     answers = [resuming.goes_on(state, wanted(Branch("new", 145))) for _ in range(MAX_ASKED)]
     assert answers == [True] * (MAX_ASKED - 1) + [False]

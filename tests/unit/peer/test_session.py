@@ -66,7 +66,7 @@ class BrokenEngine:
         return None
 
 
-def test_nobody_returns_from_a_call_before_the_engine_is_shut_down() -> None:
+def test_no_call_returns_before_the_engine_is_shut_down() -> None:
     """Until then it may still write blocks of a state into the program's arrays."""
     engine = BrokenEngine()
     identity = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
@@ -142,7 +142,7 @@ def test_a_node_that_fails_does_not_end_the_peer(caplog: pytest.LogCaptureFixtur
     assert "goes on without it" in caplog.text
 
 
-def test_a_node_that_cannot_be_closed_keeps_nobody_waiting() -> None:
+def test_a_node_that_cannot_be_closed_delays_nothing() -> None:
     engine = BrokenEngine()
     engine.returned.set()
     identity = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)

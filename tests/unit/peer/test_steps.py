@@ -113,7 +113,7 @@ def test_a_newcomer_begins_at_the_runs_step_with_the_runs_state(master: MasterTh
     assert all((trainer.weights == weights_after(steps)).all() for trainer in trainers)
 
 
-def test_with_too_few_peers_the_step_waits_and_says_so(master: MasterThread, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_too_few_peers_the_step_waits_and_logs_it(master: MasterThread, caplog: pytest.LogCaptureFixture) -> None:
     """Of three peers one leaves; the others wait inside or before the step until a new one comes, and go on with it."""
     with caplog.at_level(logging.INFO, "ringfold.steps"), ThreadPoolExecutor(4) as pool:
         trainers = [Trainer(master, until=30, min_world=3) for _ in range(3)]
@@ -319,7 +319,7 @@ def test_an_epoch_that_no_op_ran_in_shakes_nothing() -> None:
     assert checked == [False, False, False], "the op of step 3 is the first in epoch 2"
 
 
-def test_newcomers_are_synced_before_the_step_and_asked_about_once() -> None:
+def test_newcomers_are_synced_before_the_step_after_one_vote() -> None:
     run = Run()
     for step in looped(run, a_state(1), until=6, check_every=100):
         run.pending = step.number == 2

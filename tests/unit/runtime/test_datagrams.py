@@ -42,24 +42,24 @@ def test_a_sender_that_started_before_its_network_sends_when_it_is_there(monkeyp
     assert (cable.sent, sender.lost) == ([b"first", b"second"], 0)
 
 
-def test_one_on_this_host_that_nobody_takes_is_noticed_at_once() -> None:
+def test_a_datagram_to_a_closed_port_of_this_host_is_noticed_at_once() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with DatagramSender("127.0.0.1", port) as sender:
-            sender.send(b"heard")
+            sender.send(b"received")
             assert not sender.was_refused
     with DatagramSender("127.0.0.1", port) as sender:
-        sender.send(b"not heard")
+        sender.send(b"lost")
         assert sender.was_refused
 
 
-def test_a_port_that_rests_takes_what_came_meanwhile_afterwards() -> None:
-    async def story() -> list[bytes]:
+def test_a_paused_port_receives_later_what_came_meanwhile() -> None:
+    async def receive() -> list[bytes]:
         taken: list[bytes] = []
         all_came = asyncio.Event()
 
-        def heard(content: bytes, host: str) -> None:
+        def received(content: bytes, host: str) -> None:
             assert host == "127.0.0.1"
             taken.append(content)
             times.append(asyncio.get_running_loop().time())
@@ -68,7 +68,7 @@ def test_a_port_that_rests_takes_what_came_meanwhile_afterwards() -> None:
                 all_came.set()
 
         times: list[float] = []
-        port = DatagramPort("127.0.0.1", 0, heard)
+        port = DatagramPort("127.0.0.1", 0, received)
         name = port.name
         assert isinstance(name, tuple)
         with DatagramSender(*name) as sender:
@@ -81,4 +81,4 @@ def test_a_port_that_rests_takes_what_came_meanwhile_afterwards() -> None:
         assert all(after - before > 0.001 for before, after in pairwise(times))
         return taken
 
-    assert asyncio.run(story()) == [b"0", b"1", b"2", b"3", b"4"]
+    assert asyncio.run(receive()) == [b"0", b"1", b"2", b"3", b"4"]

@@ -11,7 +11,7 @@ def test_a_text_is_logged_a_few_times_in_a_period() -> None:
     assert limit.take(PERIOD_NS, "a wrong token") == ""
 
 
-def test_texts_that_strangers_choose_have_a_limit_together() -> None:
+def test_texts_that_clients_choose_have_a_common_limit() -> None:
     limit = LogRateLimiter()
     taken = [limit.take(5, f"a frame of {number} bytes") for number in range(1_000)]
     assert sum(line is not None for line in taken) == MAX_LINES

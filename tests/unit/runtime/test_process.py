@@ -42,9 +42,9 @@ def is_gone(pid_file: Path) -> bool:
 
 def test_the_answer_comes_back() -> None:
     question = {"members": [1, 2, 3], "rates": [[1, 2, 5.0], [2, 3, 5.0], [3, 1, 5.0]]}
-    said = asyncio.run(run_in_subprocess(MODULE, json.dumps(question).encode(), 60))
-    assert said is not None
-    assert json.loads(said)["solution"]["ring"] == [1, 2, 3]
+    output = asyncio.run(run_in_subprocess(MODULE, json.dumps(question).encode(), 60))
+    assert output is not None
+    assert json.loads(output)["solution"]["ring"] == [1, 2, 3]
 
 
 def test_a_program_that_fails_has_no_answer() -> None:
@@ -52,21 +52,21 @@ def test_a_program_that_fails_has_no_answer() -> None:
 
 
 def test_a_program_that_takes_too_long_is_ended(slow_program: Path) -> None:
-    async def ask() -> bytes | None:
-        asking = asyncio.create_task(run_in_subprocess("slow_program", b"", 2.0))
-        return await asking
+    async def call() -> bytes | None:
+        task = asyncio.create_task(run_in_subprocess("slow_program", b"", 2.0))
+        return await task
 
-    assert asyncio.run(ask()) is None
+    assert asyncio.run(call()) is None
     assert not slow_program.exists() or is_gone(slow_program)
 
 
-def test_who_stops_asking_ends_the_program(slow_program: Path) -> None:
-    async def ask() -> None:
-        asking = asyncio.create_task(run_in_subprocess("slow_program", b"", 60))
+def test_cancelling_the_call_ends_the_program(slow_program: Path) -> None:
+    async def call() -> None:
+        task = asyncio.create_task(run_in_subprocess("slow_program", b"", 60))
         await asyncio.to_thread(wait_until_it_runs, slow_program)
-        asking.cancel()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await task
 
-    asyncio.run(ask())
+    asyncio.run(call())
     assert is_gone(slow_program)

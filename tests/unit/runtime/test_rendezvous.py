@@ -28,7 +28,7 @@ def test_one_of_two_is_the_host_and_the_other_learns_where(tmp_path: Path) -> No
     one, two = Rendezvous(tmp_path / "d", "run"), Rendezvous(tmp_path / "d", "run")
     assert one.take()
     assert not two.take()
-    assert two.address() == "", "it has not said yet"
+    assert two.address() == "", "it has not announced it yet"
     one.announce("127.0.0.1:7")
     assert two.address() == "127.0.0.1:7"
     one.withdraw()

@@ -160,7 +160,7 @@ def test_without_a_known_lineage_only_exactly_the_last_revision_will_do() -> Non
     assert plan(elect({5: offer(120)}, finished(120, {1}), None)).revision == 120
 
 
-def test_the_error_says_what_to_do() -> None:
+def test_the_error_explains_what_to_do() -> None:
     text = failed(elect({5: offer(0)}, finished(534, {1}, "lost"), OLD))[5].text
     for words in (
         "revision 534 of the shared state is lost",

@@ -62,7 +62,7 @@ def test_a_tie_goes_to_the_longest_member() -> None:
     assert plan(elect(offers, None)).holders == [3, 6]
 
 
-def test_a_loaded_checkpoint_beats_any_number_of_fresh_starts() -> None:
+def test_a_loaded_checkpoint_wins_over_any_number_of_fresh_starts() -> None:
     result = plan(elect({0: offer(0), 1: offer(0), 2: offer(700, "loaded")}, None))
     assert (result.revision, result.holders, sorted(result.fetch)) == (700, [2], [0, 1])
 

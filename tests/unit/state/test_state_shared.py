@@ -208,7 +208,7 @@ def test_what_may_differ_is_not_hashed() -> None:
     assert (manifest.hashes, manifest.keys[0].root, manifest.keys[0].may_differ) == ([b""], b"", True)
 
 
-def test_an_offer_says_what_the_state_is() -> None:
+def test_an_offer_describes_the_state() -> None:
     state = SharedState(a=np.ones(3), revision=2)
     set_torn(state, True)
     offer = Snapshot.take(state).manifest.offer("send-only", stepped=True, rollback=True)

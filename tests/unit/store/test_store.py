@@ -173,7 +173,7 @@ def test_a_store_that_went_back_and_moved_on_is_refused_while_it_is_behind() -> 
         store.get("key")
 
 
-def test_an_answer_is_held_against_what_was_known_when_it_was_asked_for() -> None:
+def test_a_response_is_compared_with_what_was_known_at_the_request() -> None:
     """Another thread may learn of a newer revision while this answer is on its way."""
     world = World()
     first = world.client()
@@ -256,7 +256,7 @@ def test_a_renewal_that_met_another_holder_is_a_lost_lease() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["renew", "look"]), st.integers(0, 900)), max_size=60))
-def test_nobody_ends_a_lease_that_its_holder_still_counts_on(steps: list[tuple[str, int]]) -> None:
+def test_no_client_ends_a_lease_that_its_holder_still_relies_on(steps: list[tuple[str, int]]) -> None:
     """Whatever the order and the gaps of renewals and looks, on clocks that run alike."""
     watch, version, sent_ms, now_ms = LeaseMonitor(), 1, 0, 0
     for what, gap_ms in steps:
@@ -375,14 +375,14 @@ def test_a_lease_is_flushed_when_it_is_taken_and_not_when_it_is_renewed(tmp_path
         assert (taken, db.execute("PRAGMA synchronous").fetchone()[0]) == (2, 1)
 
 
-def test_what_does_not_last_is_seen_by_everybody_at_once(tmp_path: Path) -> None:
+def test_what_is_not_durable_is_visible_to_all_at_once(tmp_path: Path) -> None:
     with open_store(f"sqlite://{tmp_path}/store.db") as one, open_store(f"sqlite://{tmp_path}/store.db") as other:
         entry = one.set("key", b"value", lasting=False)
         assert other.get("key") == entry
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux")
-def test_who_waits_for_a_key_is_not_woken_for_another(tmp_path: Path) -> None:
+def test_a_waiter_for_a_key_is_not_woken_for_another(tmp_path: Path) -> None:
     watches = SqliteDriver(tmp_path / "store.db")._watches
     taken = watches.take("record")
     assert taken is not None

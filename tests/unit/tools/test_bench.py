@@ -76,7 +76,7 @@ def test_a_skipped_library_is_a_miss_with_the_reason(target_file: Callable[[str]
     assert "torch is not installed" in found.measured
 
 
-def test_what_was_not_asked_for_is_no_hit(target_file: Callable[[str], Path]) -> None:
+def test_what_was_not_selected_is_no_hit(target_file: Callable[[str], Path]) -> None:
     assert targets.check("b", [{"y": 1.0}], {}, target_file("at_least = 1")) == []
 
 

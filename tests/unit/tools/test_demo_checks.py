@@ -36,7 +36,7 @@ def test_a_good_outcome_keeps_every_promise() -> None:
     assert len(checks(good())) == 8
 
 
-def _finish_nobody(outcome: DemoOutcome) -> None:
+def _finish_no_peer(outcome: DemoOutcome) -> None:
     outcome.digests, outcome.exit_codes = {}, {}
 
 
@@ -51,7 +51,7 @@ def _finish_nobody(outcome: DemoOutcome) -> None:
         (lambda it: setattr(it.master, "kept", 2), "a master killed"),
         (lambda it: setattr(it.master, "inside", False), "a master killed"),
         (lambda it: it.exit_codes.update({"peer C": -11}), "cleanly"),
-        (_finish_nobody, "cleanly"),
+        (_finish_no_peer, "cleanly"),
         (lambda it: it.digests.update({"peer C": "bb"}), "same bits"),
         (lambda it: it.held_out.update({"peer C": 1.04}), "held-out"),
         (lambda it: it.held_out.update({"peer C": float("nan")}), "held-out"),

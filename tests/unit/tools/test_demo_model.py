@@ -100,7 +100,7 @@ def test_layers_are_views_of_the_vector() -> None:
     assert (vector == 1).all()
 
 
-def test_a_model_writes_what_it_is_asked_to() -> None:
+def test_a_model_writes_what_is_requested() -> None:
     written = CharacterModel(1).write("The import statement", 40)
     assert written.startswith("The import statement")
     assert len(written) == len("The import statement") + 40

@@ -43,7 +43,7 @@ def tree(**more: object) -> LabFile:
     ("rate", "mbit"),
     [("200mbit", 200), ("1.5 Gbit", 1_500), ("800kbit/s", 0.8), (50, 50), (None, None), ("none", None)],
 )
-def test_rates_are_said_in_several_ways(rate: str | float | None, mbit: float | None) -> None:
+def test_rates_may_be_written_in_several_units(rate: str | float | None, mbit: float | None) -> None:
     assert mbit_of(rate) == mbit
 
 
@@ -78,7 +78,7 @@ def test_a_change_leaves_alone_what_it_does_not_name() -> None:
     assert Change(path=0, rate="none", loss=0.5).applied(cable) == Cable(rtt_ms=20, loss=0.5)
 
 
-def test_a_queue_is_said_in_time_or_in_bytes() -> None:
+def test_a_queue_is_given_in_time_or_in_bytes() -> None:
     assert Path(queue_ms=100).cable().limit_bytes(800) == 10_000_000
     assert Path(queue_bytes=3_000).cable().limit_bytes(800) == 3_000
     assert Path().cable().limit_bytes(1) == 4 * Cable().burst_bytes

@@ -102,7 +102,7 @@ def entry(iteration: int, life: str = "a", fence: int = 1, missed: int = 0, **mo
     return IterationEntry(iteration, life, fence, members, missed, bool(more.get("is_winner", False)))
 
 
-def test_a_life_that_skips_what_it_missed_and_a_successor_that_repeats_the_last_are_in_order() -> None:
+def test_an_incarnation_that_skips_what_it_missed_and_a_successor_that_repeats_the_last_are_in_order() -> None:
     log = [entry(0), entry(1), entry(4, missed=2), entry(4, "b", 5), entry(5, "b", 5)]
     found = judge({0: log})
     assert not found.going_back
@@ -123,12 +123,12 @@ def test_a_log_that_does_not_grow_strictly_is_found(log: list[IterationEntry]) -
     assert len(judge({0: log}).going_back) == 1
 
 
-def test_lives_are_in_order_by_their_fence_though_one_wrote_late() -> None:
+def test_incarnations_are_in_order_by_their_fence_though_one_wrote_late() -> None:
     """It was frozen with a number that it had been handed, while its successor went on."""
     assert not judge({0: [entry(4), entry(5, "b", 2), entry(5)]}).going_back
 
 
-def test_two_winners_of_one_iteration_are_found_and_one_that_told_nobody_is_counted() -> None:
+def test_two_winners_of_one_iteration_are_found_and_one_that_did_not_report_is_counted() -> None:
     logs = {0: [entry(0, is_winner=True), entry(1)], 1: [entry(0, "b", is_winner=True), entry(1, "b")]}
     found = judge(logs)
     assert found.two_winners == ["iteration 0: a, b"]
@@ -205,7 +205,7 @@ def test_a_peer_that_goes_back_is_found(log: list[EpochBegun | StepCommitted]) -
 
 
 @pytest.mark.parametrize("other", [begun(5, (2, 1)), begun(5, (1, 2, 3)), begun(5, fence=2)])
-def test_an_epoch_number_that_two_leaders_gave_away_is_found(other: EpochBegun) -> None:
+def test_an_epoch_number_that_two_leaders_used_is_found(other: EpochBegun) -> None:
     assert breaches(epochs.judge({"a": [begun(5)], "b": [other]})) == [0, 1, 0]
 
 

@@ -24,7 +24,7 @@ def test_what_was_made_after_the_checkpoint_is_replaced() -> None:
     assert history({0: [before], 1: [[]]}) == history({0: [before]})
 
 
-def test_a_step_that_nobody_wrote_down_is_missing() -> None:
+def test_a_step_that_no_member_logged_is_missing() -> None:
     assert missing({0: (1,), 2: (1,)}, 4) == [1, 3]
     assert missing({0: (1,), 1: (2,)}, 2) == []
 

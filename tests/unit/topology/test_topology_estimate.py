@@ -167,7 +167,7 @@ def test_a_late_first_byte_does_not_count_as_slowness() -> None:
     assert found.bytes_per_s == pytest.approx(25e6, rel=0.01)
 
 
-def test_what_is_known_can_be_asked_before_the_end() -> None:
+def test_an_estimate_is_available_before_the_end() -> None:
     estimate = RateEstimate()
     assert estimate.best().bytes_per_s == 0
     for ms in range(0, 101, 25):

@@ -37,7 +37,7 @@ def test_a_collective_raises_an_entry_and_keeps_its_delay() -> None:
 
 
 @pytest.mark.parametrize(("figure", "at"), [(0.95e6, 9), (0.9e6, 9), (0.89e6, 0), (1.0, 0)])
-def test_a_collective_just_below_confirms_and_one_far_below_says_nothing(figure: float, at: int) -> None:
+def test_a_collective_just_below_confirms_and_one_far_below_changes_nothing(figure: float, at: int) -> None:
     store = store_with((1, 2))
     store.observed((1, 2), figure, now=9)
     assert store.get(1, 2) == LinkBandwidth(1e6, 100, at, "measured")

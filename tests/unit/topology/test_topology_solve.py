@@ -143,7 +143,7 @@ def test_equal_questions_get_equal_answers() -> None:
 
 @given(st.integers(3, 9), st.sampled_from(KINDS), st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_no_ring_beats_the_bound(size: int, kind: str, seed: int) -> None:
+def test_no_ring_exceeds_the_bound(size: int, kind: str, seed: int) -> None:
     rates = table(size, kind, seed)
     assert bottleneck_bound(range(size), known_or(rates, 0)) >= solved(size, rates).slowest
 
@@ -163,13 +163,13 @@ def test_the_bound_sees_that_a_member_must_be_passed_twice() -> None:
     assert bound_of(8, fast | {(2, 5)}) == 9
 
 
-def test_the_bound_sees_that_not_everybody_can_have_a_successor() -> None:
+def test_the_bound_sees_that_not_all_members_can_have_a_successor() -> None:
     """Three members and four, fast from one side to the other only: a ring would need as many on both."""
     assert bound_of(7, {edge for a in range(3) for b in range(3, 7) for edge in ((a, b), (b, a))}) == 1
     assert bound_of(8, {edge for a in range(4) for b in range(4, 8) for edge in ((a, b), (b, a))}) == 9
 
 
-def test_the_bound_sees_that_somebody_cannot_be_left() -> None:
+def test_the_bound_sees_that_a_member_cannot_be_left() -> None:
     assert bound_of(5, {(a, b) for a in range(5) for b in range(5) if a not in (b, 2)}) == 1
 
 
@@ -250,7 +250,7 @@ def test_a_forbidden_edge_is_avoided_even_if_it_is_the_fastest(size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 5, 20])
-def test_it_is_said_when_every_ring_needs_a_forbidden_edge(size: int) -> None:
+def test_the_result_shows_that_every_ring_needs_a_forbidden_edge(size: int) -> None:
     rates = table(size, "uniform", 0)
     forbidden = {edge for edge in rates if edge[0] == 1}
     found = best_ring(range(size), known_or(rates, 0), known_or({}, 0), forbidden=forbidden)
@@ -259,7 +259,7 @@ def test_it_is_said_when_every_ring_needs_a_forbidden_edge(size: int) -> None:
     assert "forbidden" in found.reason
 
 
-def test_unknown_links_are_as_fast_as_the_caller_says() -> None:
+def test_unknown_links_have_the_rate_that_the_caller_gives() -> None:
     rates = {(0, 1): 5.0, (1, 2): 5.0, (2, 0): 5.0}
     for unknown, ring in ((1.0, (0, 1, 2)), (9.0, (0, 2, 1))):
         found = best_ring([0, 1, 2], known_or(rates, unknown), known_or({}, 0))

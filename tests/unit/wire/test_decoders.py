@@ -47,7 +47,7 @@ JSON = [
 
 
 def _checkpoint(raw: bytes, tmp: Path) -> object:
-    """The manifest of a file whose head is right, as a writer can make it."""
+    """The manifest of a file with a valid header."""
     digest = blake2b(raw, digest_size=16).digest()
     path = tmp / "file"
     path.write_bytes(struct.pack("<8sIIQ16s", checkpoint.MAGIC, checkpoint.VERSION, 0, len(raw), digest) + raw)
@@ -65,18 +65,18 @@ class _Store:
         return Entry(self._value, 1)
 
 
-def _keeper(raw: bytes) -> object:
+def _read_journal(raw: bytes) -> object:
     return JournalStore(cast(Store, _Store(raw)), "a store").read()
 
 
-def _head(raw: bytes) -> object:
-    """A journal inside a sound head."""
-    return _keeper(msgspec.msgpack.encode({"fence": 1, "serial": 1, "whole": raw}))
+def _read_in_header(raw: bytes) -> object:
+    """A journal inside a valid header."""
+    return _read_journal(msgspec.msgpack.encode({"fence": 1, "serial": 1, "whole": raw}))
 
 
 class _Member:
-    def __init__(self, status: int, said: bytes) -> None:
-        self._answer = status, said
+    def __init__(self, status: int, content: bytes) -> None:
+        self._answer = status, content
 
     def post(self, *_: object) -> tuple[int, bytes]:
         return self._answer
@@ -92,9 +92,9 @@ WIRES: dict[str, Callable[[bytes], object]] = {
     "to the master": frames.decode_to_master,
     "from the master": frames.decode_from_master,
     "handshake": frames.decode_handshake,
-    "on a visit": frames.decode_bulk,
+    "on a bulk session": frames.decode_bulk,
     "heartbeat": frames.decode_heartbeat,
-    "master beat": frames.decode_master_heartbeat,
+    "master heartbeat": frames.decode_master_heartbeat,
     "done": lambda raw: frames.decode_done(raw[:30]),
     "to the agent": partial(agent.decode_to_agent, frames.FrameKind.MESSAGE),
     "from the agent": partial(agent.decode_from_agent, frames.FrameKind.MESSAGE),
@@ -112,7 +112,7 @@ def test_a_wire_raises_only_protocol_errors(name: str, raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", MSGPACK, ids=lambda raw: repr(raw[:8]))
 def test_a_journal_raises_only_store_errors(raw: bytes) -> None:
-    for read in (partial(journal.decode, where="here"), _keeper, _head):
+    for read in (partial(journal.decode, where="here"), _read_journal, _read_in_header):
         with pytest.raises(StoreError, match="it holds no journal of a master"):
             read(raw)
 
@@ -120,7 +120,7 @@ def test_a_journal_raises_only_store_errors(raw: bytes) -> None:
 @pytest.mark.parametrize("parts", [-1, 1 << 40, (1 << 63) - 1])
 def test_a_journal_of_absurdly_many_parts_is_refused_before_they_are_read(parts: int) -> None:
     with pytest.raises(StoreError, match=f"it has {parts} parts"):
-        _keeper(msgspec.msgpack.encode({"fence": 1, "serial": 1, "parts": parts}))
+        _read_journal(msgspec.msgpack.encode({"fence": 1, "serial": 1, "parts": parts}))
 
 
 @pytest.mark.parametrize("raw", MSGPACK, ids=lambda raw: repr(raw[:8]))
@@ -149,7 +149,7 @@ def test_json_from_outside_raises_only_what_is_documented(raw: bytes, tmp_path: 
 @pytest.mark.parametrize("raw", JSON[1:], ids=lambda raw: repr(raw[:8]))
 def test_an_adapter_refuses_a_line_and_continues(raw: bytes) -> None:
     adapter = JsonAdapter()
-    assert [type(said) for said in adapter.feed(raw + b"\n")] == [Refusal]
+    assert [type(result) for result in adapter.feed(raw + b"\n")] == [Refusal]
     assert not isinstance(adapter.feed(b'{"path": 0, "congestion": 1}\n')[0], Refusal)
 
 

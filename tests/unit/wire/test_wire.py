@@ -218,7 +218,7 @@ def test_an_unknown_kind_is_refused(kind: int) -> None:
 
 
 @given(u64, u64)
-def test_a_masters_beat_survives_the_trip(number: int, echo: int) -> None:
+def test_a_masters_heartbeat_survives_the_round_trip(number: int, echo: int) -> None:
     [(kind, body)] = cut(FrameReader(), master_heartbeat(number, echo))
     assert kind is FrameKind.HEARTBEAT
     assert decode_master_heartbeat(body) == (number, echo)
@@ -229,15 +229,15 @@ heartbeats = st.builds(Heartbeat, u64, u64, u32, u32, u32, u64, st.lists(announc
 
 
 @given(heartbeats)
-def test_a_heartbeat_survives_the_trip(beat: Heartbeat) -> None:
-    [(kind, body)] = cut(FrameReader(), heartbeat_frame(beat))
+def test_a_heartbeat_survives_the_round_trip(heartbeat: Heartbeat) -> None:
+    [(kind, body)] = cut(FrameReader(), heartbeat_frame(heartbeat))
     assert kind is FrameKind.HEARTBEAT
-    assert decode_heartbeat(body) == beat
+    assert decode_heartbeat(body) == heartbeat
 
 
 @given(heartbeats, st.data())
-def test_a_heartbeat_of_another_length_is_refused(beat: Heartbeat, data: st.DataObject) -> None:
-    [(_, body)] = cut(FrameReader(), heartbeat_frame(beat))
+def test_a_heartbeat_of_another_length_is_refused(heartbeat: Heartbeat, data: st.DataObject) -> None:
+    [(_, body)] = cut(FrameReader(), heartbeat_frame(heartbeat))
     with pytest.raises(RemoteProtocolError):
         decode_heartbeat(body[: data.draw(st.integers(0, len(body) - 1))])
     with pytest.raises(RemoteProtocolError):
