@@ -41,7 +41,7 @@ def main(master: str, shard: int, steps: int = 300, fewest: int = SHARDS) -> Non
                 if state.revision % 50 == 0:
                     report(run, grid, state, weights, shard)
             else:
-                time.sleep(0.02)  # then look again, together with all who are here
+                time.sleep(0.02)  # then look again, together with all peers that are here
             if grid.pending:
                 run.update_topology()
 
@@ -52,7 +52,7 @@ def take_step(run: rf.Communicator, shard: int, state: rf.SharedState, weights: 
     """One step of one shard. Newcomers get the shard and the step's number in the sync."""
     run.sync_shared_state(state)
     grads = compute(shard, weights, state.revision, run.rank)
-    with suppress(rf.TooFewPeers):  # nobody else has this shard now, so these are the gradients
+    with suppress(rf.TooFewPeers):  # no other peer has this shard now, so these are the gradients
         run.all_reduce(grads, op="avg")
     weights -= np.float32(0.1) * grads
     state.push_revision()

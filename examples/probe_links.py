@@ -8,7 +8,7 @@ sends and a column for each that receives:
     loss    the share of probe exchanges without a response
     rate    MB/s, where peers have measured it (`run.optimize_topology`) or reduced over the link
 
-A cell is darker the worse the link is, compared with the others of its matrix. A dot is a link that nobody measured:
+A cell is darker the worse the link is, compared with the others of its matrix. A dot is a link that was not measured:
 each node probes a few others, not all. With a third argument the last round is drawn as a picture, too, if matplotlib
 is installed (`pip install ringfold[report]`).
 """

@@ -28,7 +28,7 @@ def python_lines(report: Path) -> Lines:
 
 
 def native_lines(objects: Path) -> Lines:
-    """Merged over all objects, because each that includes a header has counts of its own for it."""
+    """Merged over all objects, because every object that includes a header has its own counts for the header."""
     notes = sorted(objects.resolve().rglob("*.gcno"))
     command = ["gcov", "--json-format", "--stdout", *map(str, notes)]
     printed = subprocess.run(command, cwd=objects, check=True, capture_output=True, text=True).stdout

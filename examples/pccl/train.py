@@ -49,7 +49,7 @@ def main(master: str = "127.0.0.1:48148") -> None:
         except PCCLError as error:
             if error.result is Result.MASTER_CONNECTION_FAILED:
                 raise
-            continue  # left alone, or somebody was lost during the sync: nothing has changed here
+            continue  # left alone, or a peer was lost during the sync: nothing has changed here
         velocity *= 0.9
         velocity -= 0.02 * grads
         weights += velocity

@@ -97,7 +97,7 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "step"_a, "The program begins this step (2**64 - 1: none): calls are counted from 0 again.");
   cls.def(
       "restart_calls", [with](Class& self) { with(self, [](Core& core, Ns) { core.restart_calls(); }); },
-      "Somebody was admitted: all members count their calls from 0 again.");
+      "A peer was admitted: all members count their calls from 0 again.");
   cls.def(
       "install",
       [with](Class& self, const EpochSpec& epoch) {

@@ -146,7 +146,7 @@ void bind_probe(nb::module_& m) {
         nb::gil_scoped_release free;
         self.configure(parsed, out_list, in_list);
       },
-      "key"_a, "out"_a, "into"_a, "Whom to probe and whom to answer, each (node, address, port).");
+      "key"_a, "out"_a, "into"_a, "The nodes to probe and the nodes to answer, each (node, address, port).");
   cls.def(
       "resume", [](probe::Prober& self, std::int64_t gap_ns, std::int64_t pause_ns) { self.resume(gap_ns, pause_ns); },
       "gap_ns"_a, "pause_ns"_a, nb::call_guard<nb::gil_scoped_release>(), "Begin a window, and probe.");

@@ -31,7 +31,7 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
-// These builtins ask the operating system too: a CPU's vectors are no use when the kernel does not save them.
+// These builtins query the operating system too: a CPU's vectors are no use when the kernel does not save them.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");

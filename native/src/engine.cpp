@@ -70,7 +70,7 @@ Engine::~Engine() {
 }
 
 // The two descriptors that are no connection stay open until the engine is destroyed: a thread that was about to wait
-// in epoll_wait or to wake somebody would otherwise do it to whatever file has got the number meanwhile.
+// in epoll_wait or to wake a thread would otherwise do it to whatever file has got the number meanwhile.
 void Engine::shutdown() {
   {
     std::unique_lock lock(mutex_);

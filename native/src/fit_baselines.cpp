@@ -1,4 +1,4 @@
-// What everybody tries first: regressions. They are here to be compared with, and (the round trips) to keep the choice
+// The obvious baselines: regressions. They are here to be compared with, and (the round trips) to keep the choice
 // honest.
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 
 namespace ringfold::fitting {
 
-// A difference that may run over: stamps are whatever a packet said. What ran over is far from all others, and is
+// A difference that may run over: stamps are whatever a packet contained. What ran over is far from all others, and is
 // refused.
 inline std::int64_t minus(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));

@@ -33,7 +33,7 @@ void stream_fence() {
 #endif
 }
 
-// The checksum is the one pass that asks nothing of memory: meanwhile memory brings the block that follows.
+// The checksum is the one pass that does not wait for memory: meanwhile the next block is prefetched.
 uint32_t crc_while_fetching(CrcExtend extend, uint32_t state, const uint8_t* block, size_t size, const uint8_t* next,
                             size_t next_size) {
   for (size_t at = 0; at < size; at += slice_bytes) {

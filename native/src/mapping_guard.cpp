@@ -37,7 +37,7 @@ bool put_zeros(std::uintptr_t at) {
 
 void on_bus_error(int number, siginfo_t* about, void* context) {
   const int kept = errno;
-  // A signal that somebody sent has no address.
+  // A signal that a process sent has no address.
   const bool is_fault = about->si_code > 0;
   if (is_fault && put_zeros(reinterpret_cast<std::uintptr_t>(about->si_addr))) {
     errno = kept;

@@ -52,7 +52,7 @@ std::size_t total_bytes(const OpSpec& spec) {
 
 // The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a
 // control frame: a few tags may have large payloads, many tags smaller ones, and the rest goes around the ring. Every
-// peer decides this from what it knows without asking: tag, bytes and members.
+// peer decides this from what it knows without a message: tag, bytes and members.
 std::size_t max_payload_bytes(std::uint64_t tag) {
   if (tag < 16) return std::size_t{1} << 20;
   return tag < 256 ? std::size_t{128} << 10 : 0;

@@ -14,7 +14,7 @@ constexpr Ns stamp_timeout = 100 * millisecond;     // after Pr2: then its stamp
 constexpr Ns stepped_for = 100 * millisecond;       // or four cycles: a packet or two may get lost
 constexpr Ns early_enough = 2'000;                  // the timer counts by a clock that is a little different
 constexpr std::size_t max_answers = 256;            // of one neighbour at a time: a second, at the default cadence
-constexpr std::size_t max_rows = 1 << 16;           // of one edge, when nobody rotates
+constexpr std::size_t max_rows = 1 << 16;           // of one edge, if it is not rotated
 constexpr std::uint64_t late_by = 8;                // behind a complete exchange: at a rotation, this many mean lost
 
 enum Column { t1_tx, t1_rx, t2_tx, t2_rx, r1_tx, r1_rx, r2_tx, r2_rx };

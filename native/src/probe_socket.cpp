@@ -450,7 +450,7 @@ void Prober::look_at_clocks() {
   io_->clocks.add(now.before, now.real + io_->pretended, now.after);
 }
 
-// Drivers exist that stamp nothing. Packets to a dead host get no stamp either, so somebody must be there.
+// Drivers exist that stamp nothing. Packets to a dead host get no stamp either, so a response must have come.
 void Prober::judge_stamps() {
   Io& io = *io_;
   const CoreStats& stats = core_.stats();

@@ -168,7 +168,7 @@ void Relay::close() {
     wake();
     thread_.join();
   } else {
-    thread_.detach();  // a forked child has no such thread, and the mutex may be held by nobody for ever
+    thread_.detach();  // a forked child has no such thread, and the mutex may stay locked for ever
   }
   for (const auto& cable : cables_) {
     ::close(cable->near);

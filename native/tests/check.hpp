@@ -1,7 +1,7 @@
 // A small test framework: TEST(name) registers a test, CHECK reports what did not hold and goes on.
 //
 // Every test program links main.cpp, which runs all of its tests, or those that are named on the command line. With
-// --list it prints their names: the build asks for them, so that each test is a case of ctest.
+// --list it prints their names: the build reads them, so that each test is a case of ctest.
 #pragma once
 
 #include <cstdio>

@@ -398,7 +398,7 @@ TEST(a_scattered_reduction_is_over_those_that_contribute) {
   }
 }
 
-// A verdict commits what all survivors have done: each of them must know by then who contributed, although no Done has
+// A verdict commits what all survivors have done: each of them must know by then which ranks contributed, although no Done has
 // come.
 TEST(contributors_are_known_when_the_local_part_is_done) {
   for (unsigned mask = 0; mask < 32; ++mask) {
@@ -701,7 +701,7 @@ TEST(garbage_ends_a_connection_and_nothing_else) {
   std::mt19937 rng(11);
   for (int i = 0; i < 500; ++i) {
     Core core;
-    const ConnId conn = core.open("somebody", true);
+    const ConnId conn = core.open("client", true);
     if (i % 2 == 0) core.promote(1, conn, false, 4, 0);
     std::size_t fed = 0;
     while (fed < 4096) {

@@ -1,7 +1,7 @@
 // The engine with its threads: several engines in one process, connected over loopback, called from many threads at
 // once.
 //
-// What is checked here is checked elsewhere for the core alone. The point is who touches what at the same time, so this
+// What is checked here is checked elsewhere for the core alone. The point is which threads touch what at the same time, so this
 // test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never for a
 // time.
 #include <algorithm>
@@ -254,7 +254,7 @@ void call_often(Ring& ring, std::uint32_t rank, std::uint64_t tag, int calls, st
   }
 }
 
-// Everything else that other threads of a peer ask meanwhile.
+// All other calls that threads of a peer make meanwhile.
 void look_around(Ring& ring, const std::atomic<bool>& enough) {
   while (!enough.load()) {
     for (std::uint32_t i = 0; i < ring.size(); ++i) {
@@ -360,7 +360,7 @@ TEST(blocks_and_filler_pass_beside_ops) {
   callers.join();
 }
 
-// Nobody else calls the op: it is waited for, driven and given up by different threads.
+// No other peer calls the op: it is waited for, driven and given up by different threads.
 TEST(an_op_is_cancelled_by_another_thread) {
   const DescriptorCheck check_descriptors;
   Ring ring({.size = 2});
@@ -391,7 +391,7 @@ TEST(shutdown_ends_whatever_is_in_progress) {
     Threads callers;
     for (std::uint64_t tag = 0; tag < 3; ++tag) {
       for (std::uint32_t rank = 0; rank < 2; ++rank) {
-        if (tag == 2 && rank == 1) continue;  // nobody answers this one
+        if (tag == 2 && rank == 1) continue;  // no peer answers this one
         callers.start([&, tag, rank] {
           Engine& engine = ring.engine(rank);
           std::vector<float>& mine = values[tag * 2 + rank];

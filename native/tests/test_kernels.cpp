@@ -521,7 +521,7 @@ TEST(crc_chains_and_combines) {
       CHECK_MESSAGE(crc32c_combine(a, b, bytes.size() - cut) == whole, "%s combine at %zu", level, cut);
     }
   });
-  // Lengths whose bits nobody has in memory: joining is associative.
+  // Lengths whose bits do not fit in memory: joining is associative.
   const size_t far = (size_t{1} << 40) + 12345;
   CHECK(crc32c_combine(crc32c_combine(1, 2, far), 3, 77) == crc32c_combine(1, crc32c_combine(2, 3, 77), far + 77));
 }

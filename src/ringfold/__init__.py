@@ -161,20 +161,20 @@ def join(
     """Join a run of the master at `address`, and return once this process is a member of its group.
 
     `run` is the run's name, by default `default`. One master serves several runs, which have nothing to do with each
-    other. A run with a name of its own ends once: after its last member has left, nobody joins it any more.
+    other. A run with a name of its own ends once: after its last member has left, no peer can join it.
 
     `address` is `host`, `host:port` or `[IPv6]:port`; several, separated by commas or in a list, are tried in turn,
     again and again until `timeout_s`. The first peers of a run are members at once; a later one waits until all members
     call `update_topology` (`steps` does): while they make progress as long as it takes, else until `timeout_s`. With
     `host_master` this process runs the master, too, at the first address: no other process is needed, but the run ends
-    for everybody when this peer leaves. If another process of this user hosts the same run there already, this one
+    for all peers when this peer leaves. If another process of this user hosts the same run there already, this one
     joins it: the same script may be started several times on a host.
 
-    `group` says with whom this peer reduces. `token` or `token_file` is the run's join token. `advertise` are the
-    addresses at which the other peers reach this one, if they are not those of its connection to the master; `port` is
-    the first data port to try. `name` and `host` are what `ringfold status` shows. With `probe` this peer measures
-    links and clocks all the time, and has the global clock `run.clock`. What is left out comes from the environment,
-    the settings file, or a default (see `ringfold config`).
+    `group` selects the peers with which this peer reduces. `token` or `token_file` is the run's join token. `advertise`
+    are the addresses at which the other peers reach this one, if they are not those of its connection to the master;
+    `port` is the first data port to try. `name` and `host` are what `ringfold status` shows. With `probe` this peer
+    measures links and clocks all the time, and has the global clock `run.clock`. What is left out comes from the
+    environment, the settings file, or a default (see `ringfold config`).
     """
     from ringfold.peer import joining
     from ringfold.peer.settings import PeerTimings
@@ -213,7 +213,7 @@ def _join_own_master(request: "JoinRequest") -> "Communicator":
     settings = load({**given, "token_file": request.token_file})
     host, port = split_address(settings.listed("master")[0])
     if port == 0:
-        return _host(request, settings, None)  # a port of its own, which nobody else can mean
+        return _host(request, settings, None)  # a port of its own, which no other process can mean
     run = check_run_name(settings.text("run"))
     meeting = Rendezvous(rendezvous_directory(), f"{run}@{host.replace('/', '_')}:{port}")
     deadline_ns = monotonic_ns() + int(settings.number("join_timeout_s") * 1e9)
@@ -223,7 +223,9 @@ def _join_own_master(request: "JoinRequest") -> "Communicator":
                 meeting.close()
                 return joining.join(replace(request, address=address))
             if monotonic_ns() >= deadline_ns:
-                raise MasterUnreachable(f"{host}:{port}", f"who hosts it has not begun to listen ({meeting.path})")
+                raise MasterUnreachable(
+                    f"{host}:{port}", f"the process that hosts it does not listen yet ({meeting.path})"
+                )
             pause(0.02)
         return _host(request, settings, meeting)
     except BaseException:
@@ -241,7 +243,7 @@ def _host(request: "JoinRequest", settings: "Resolved", meeting: "Rendezvous | N
 
     from ringfold.peer import joining
 
-    # A host that was killed loses its lock a moment before its port: who holds the lock now waits for that.
+    # A host that was killed loses its lock a moment before its port: the holder of the lock now waits for that.
     master = _listen(request, settings, tries=1 if meeting is None else 20)
 
     def end() -> None:

@@ -340,7 +340,7 @@ class Core:
         """
 
     def restart_calls(self) -> None:
-        """Somebody was admitted: all members count their calls from 0 again."""
+        """A peer was admitted: all members count their calls from 0 again."""
 
     def install(self, epoch: EpochSpec) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
@@ -458,7 +458,7 @@ class Engine:
         """
 
     def restart_calls(self) -> None:
-        """Somebody was admitted: all members count their calls from 0 again."""
+        """A peer was admitted: all members count their calls from 0 again."""
 
     def install(self, epoch: EpochSpec) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
@@ -615,7 +615,7 @@ class Prober:
         """The UDP port."""
 
     def configure(self, key: bytes, out: Sequence[tuple[int, str, int]], into: Sequence[tuple[int, str, int]]) -> None:
-        """Whom to probe and whom to answer, each (node, address, port)."""
+        """The nodes to probe and the nodes to answer, each (node, address, port)."""
 
     def resume(self, gap_ns: int, pause_ns: int) -> None:
         """Begin a window, and probe."""

@@ -60,7 +60,7 @@ class PlantedCore:
         """
 
     def restart_calls(self) -> None:
-        """Somebody was admitted: all members count their calls from 0 again."""
+        """A peer was admitted: all members count their calls from 0 again."""
 
     def install(self, epoch: ringfold._native.EpochSpec) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""

@@ -95,8 +95,8 @@ class DeadlineExceeded(RingfoldError):
     def __str__(self) -> str:
         if self.text:
             return self.text
-        whom = ", ".join(f"peer {peer}" for peer in self.peers) or "an answer"
-        return f"{self.operation} waited {self.waited_ms} ms for {whom}"
+        missing = ", ".join(f"peer {peer}" for peer in self.peers) or "an answer"
+        return f"{self.operation} waited {self.waited_ms} ms for {missing}"
 
 
 class TooFewPeers(RingfoldError):

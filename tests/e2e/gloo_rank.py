@@ -18,7 +18,7 @@ from ringfold.wire.probing import EdgeFit, EdgeView, Neighbour, NodeClock, NodeI
 
 
 class MadeUpProber:
-    """Probes nobody, and has a clock that is a second ahead for every rank."""
+    """Sends no probes, and has a clock that is a second ahead for every rank."""
 
     def __init__(self, node: NodeId) -> None:
         self.node = node
@@ -84,7 +84,7 @@ def main(rank: int, size: int, port: int, mode: str) -> None:
             report(rank=rank, error=str(error), missing=list(error.peers), took_ms=took_ms)
             alone = rounds.round()
             report(rank=rank, alone=alone.exports[-1].is_alone, windows=[one.window for one in alone.exports])
-            sys.stdin.read()  # rank 0 keeps the store in which the others look who is missing
+            sys.stdin.read()  # rank 0 keeps the store in which the others look which ranks are missing
             os._exit(0)
         summary = taken.summary
         assert summary is not None

@@ -203,9 +203,9 @@ class EtcdCluster:
         for name in "abc":
             (folder / name).mkdir()
         self.members = [Etcd(folder / name, name) for name in "abc"]
-        everybody = ",".join(member.members for member in self.members)
+        addresses = ",".join(member.members for member in self.members)
         for member in self.members:
-            member.members = everybody
+            member.members = addresses
             member.launch()
         until(lambda: all(member.is_ready() for member in self.members), "the members of etcd to find each other", 60)
 
@@ -223,7 +223,7 @@ class EtcdCluster:
                 reported = json.load(answer)
             if reported.get("leader") == reported["header"]["member_id"]:
                 return member
-        raise AssertionError("nobody leads")
+        raise AssertionError("no member leads")
 
     def stop(self) -> None:
         for member in self.members:

@@ -74,12 +74,12 @@ def test_all_reduce_equals_numpy_and_is_the_same_everywhere(peers: int, evidence
         return results
 
     with MasterThread(settings) as master:
-        everybody = together(master, peers, body)
+        results_of_all = together(master, peers, body)
     for index, size in enumerate(SIZES):
-        assert len({results[index] for results in everybody}) == 1
+        assert len({results[index] for results in results_of_all}) == 1
         parts = [np.random.default_rng([size, rank]).standard_normal(size).astype(np.float32) for rank in range(peers)]
         expected = np.sum(parts, axis=0)
-        np.testing.assert_allclose(np.frombuffer(everybody[0][index], np.float32), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(np.frombuffer(results_of_all[0][index], np.float32), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("op", "expected"), [("sum", 9), ("avg", 3), ("prod", 24), ("min", 2), ("max", 4)])
@@ -474,13 +474,13 @@ def test_a_token_for_a_master_that_has_none_is_refused_as_unexpected(master: Mas
 
 
 def test_a_master_that_is_not_there_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
+    unused = f"127.0.0.1:{free_port()}"
     why = r"nothing listens there \(Connection refused\): start `ringfold master` there, or correct the address"
     with pytest.raises(rf.MasterUnreachable, match=rf"{why} \(given up after 1\.0 s, join_timeout_s\)"):
-        rf.join(nobody, timeout_s=1)
+        rf.join(unused, timeout_s=1)
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.fullmatch(
-        rf"the master at {nobody} cannot be reached: {why}\. Trying for another 1 s \(join_timeout_s\)", line
+        rf"the master at {unused} cannot be reached: {why}\. Trying for another 1 s \(join_timeout_s\)", line
     )
 
 
@@ -626,7 +626,7 @@ def test_a_congestion_control_that_the_kernel_does_not_have_is_a_clear_error(
 
 
 def test_a_call_that_missed_its_deadline_is_never_joined_by_a_late_peer(master: MasterThread) -> None:
-    """A's call 0 ends with DeadlineExceeded, A goes on to call 1, and B, who is late, makes call 0: it fails, too."""
+    """A's call 0 ends with DeadlineExceeded, A goes on to call 1, and B, which is late, makes call 0: it fails, too."""
     gave_up = threading.Event()
 
     def body(run: rf.Communicator) -> list[float]:

@@ -18,7 +18,7 @@ DEADLINE_S = 30.0
 
 
 class Watched:
-    """A master, and a list of who went how."""
+    """A master, and a list of how each peer left."""
 
     def __init__(self) -> None:
         self.gone: queue.Queue[PeerGone] = queue.Queue()

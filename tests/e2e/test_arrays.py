@@ -248,8 +248,8 @@ def jax_sources(run: Run) -> Iterator[Array]:
             assert (out.astype(np.float32) == total(shape)).all()
             assert (np.asarray(source.astype("float32")) == content(run.rank, shape)).all()
             yield out
-        everybody = run.all_gather(jnp.array(content(run.rank, shape)).astype("bfloat16"))
-        assert (everybody[1].astype(np.float32) == content(1, shape)).all()
+        all_ranks = run.all_gather(jnp.array(content(run.rank, shape)).astype("bfloat16"))
+        assert (all_ranks[1].astype(np.float32) == content(1, shape)).all()
 
 
 EXERCISES: dict[str, Callable[[Run], Iterator[Array]]] = {

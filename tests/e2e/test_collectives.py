@@ -73,17 +73,17 @@ def _inputs(rank: int, size: int, dtype: str) -> Array:
 
 
 def _expected(op: str, size: int, dtype: str) -> Array:
-    """What NumPy makes of everybody's numbers, in the widest type."""
+    """What NumPy computes from all inputs, in the widest type."""
     wide = np.float64 if dtype in FLOATS else np.int64
-    everybody = np.stack([_inputs(rank, size, dtype).astype(wide) for rank in range(WORLD)])
+    all_ranks = np.stack([_inputs(rank, size, dtype).astype(wide) for rank in range(WORLD)])
     match op:
         case "avg":
-            total = everybody.sum(axis=0)
+            total = all_ranks.sum(axis=0)
             return total / WORLD if dtype in FLOATS else np.trunc(total / WORLD).astype(np.int64)
         case "prod":
-            return everybody.prod(axis=0)
+            return all_ranks.prod(axis=0)
         case _:
-            return getattr(everybody, op)(axis=0)
+            return getattr(all_ranks, op)(axis=0)
 
 
 def _check(result: Array, op: str, size: int, dtype: str) -> None:

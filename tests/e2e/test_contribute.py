@@ -1,4 +1,4 @@
-"""Members without a contribution get the result of the others, bit by bit, and everybody knows who contributed."""
+"""Members without a contribution get the result of the others, bit by bit, and all know which members contributed."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def together(where: str, peers: int, body: Callable[[rf.Communicator], T], group
         with rf.join(where, timeout_s=DEADLINE_S, op_timeout_s=DEADLINE_S, group=group) as run:
             while run.group_size < peers:
                 run.update_topology(min_world=peers)
-            rank, result = run.rank, body(run)  # who ends first leaves
+            rank, result = run.rank, body(run)  # a peer that ends first leaves
             return rank, result
 
     with ThreadPoolExecutor(peers) as pool:
@@ -61,7 +61,7 @@ def nonsense(size: int, dtype: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - a dty
 def test_the_bits_are_those_of_a_reduction_by_the_contributors_alone(
     master: MasterThread, peers: int, dtype: str
 ) -> None:
-    """Who contributes differs from call to call. Two operands have one order, so a group of two gives the reference."""
+    """The contributors differ from call to call. Two operands have one order, so a group of two gives the reference."""
     kind = DTYPES[dtype]
 
     def among_all(run: rf.Communicator) -> list[tuple[bytes, tuple[int, ...]]]:

@@ -132,7 +132,7 @@ def test_when_the_peer_that_speaks_for_its_run_is_killed_no_step_is_lost_or_repe
 def test_a_peer_that_was_frozen_while_it_spoke_for_its_run_comes_back_and_catches_up(
     start: Start, runs: list[str], tmp_path: Path
 ) -> None:
-    """While it waits in the store, that is: who is frozen with sqlite's lock in its hands stops all others, too."""
+    """It is frozen while it waits in the store: if it were frozen with sqlite's lock, all others would stop, too."""
     speaker, rest, other = together(start, 2, pause_at=60)
     until(lambda: _arrival(tmp_path) == b"60", "the run to wait for the other one", LIMIT_S)
     before = _incarnation(tmp_path)
@@ -152,7 +152,7 @@ def test_a_peer_that_was_frozen_while_it_spoke_for_its_run_comes_back_and_catche
 
 
 def _incarnation(folder: Path) -> str:
-    """Who speaks for rank 0."""
+    """The incarnation that represents rank 0."""
     with open_store(f"sqlite://{folder}/store.db") as store:
         entry = store.get("iteration/record")
     assert entry is not None

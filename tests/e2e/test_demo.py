@@ -30,7 +30,7 @@ def processes_of(mark: Path) -> list[int]:
                 if f"DEMO_OF={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
             except OSError:
-                continue  # it ended meanwhile, or belongs to somebody else
+                continue  # it ended meanwhile, or belongs to another user
     return found
 
 

@@ -1,4 +1,4 @@
-"""A master that is killed, frozen, stopped, or cannot write: real processes go on, and nobody loses a step."""
+"""A master that is killed, frozen, stopped, or cannot write: real processes continue, and none loses a step."""
 
 import asyncio
 import resource

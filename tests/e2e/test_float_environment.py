@@ -77,10 +77,10 @@ def test_all_peers_get_the_same_bits_whatever_their_threads_have_set(floats: int
         return results
 
     with MasterThread() as master:
-        everybody = together(master, 3, body)
-    assert everybody[0] == everybody[1] == everybody[2]
+        all_ranks = together(master, 3, body)
+    assert all_ranks[0] == all_ranks[1] == all_ranks[2]
     if quantize is None:
-        assert (np.frombuffer(everybody[0][0], np.float32) == 6 * TINY).all()
+        assert (np.frombuffer(all_ranks[0][0], np.float32) == 6 * TINY).all()
 
 
 def test_a_session_that_is_made_under_other_arithmetic_computes_like_the_rest() -> None:

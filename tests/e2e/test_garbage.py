@@ -85,7 +85,10 @@ AT_THE_MASTER: dict[str, tuple[Say, str]] = {
     "a short nonce": (_said(lambda nonce: _hello(nonce, own_nonce=b"1")), "a nonce of 1 bytes is too short"),
     "a question without the token": (_said(lambda nonce: StatusRequest(VERSION, NONCE, NONCE)), "wrong token"),
     "a message out of turn": (_said(lambda nonce: Attached(1)), "Attached where Hello, NodeHello"),
-    "a heartbeat of nobody": (_raw(heartbeat_frame(Heartbeat(1, 0))), "a heartbeat from a client that has not joined"),
+    "a heartbeat before joining": (
+        _raw(heartbeat_frame(Heartbeat(1, 0))),
+        "a heartbeat from a client that has not joined",
+    ),
     "a broken heartbeat": (_raw(frame(FrameKind.HEARTBEAT, b"123")), "a fixed frame of 3 bytes"),
     "evidence": (_raw(frame(FrameKind.EVIDENCE, bytes(40))), "only the master sends evidence"),
 }
@@ -119,7 +122,7 @@ def test_garbage_at_the_ports_disturbs_nothing(cluster: ProgramCluster, tmp_path
         _throw(victim, data_port, {**ANYWHERE, **_at_a_peer(epoch)})
     after = step_with(peers[0], WORLD, after=time.monotonic())
     assert after["number"] > before["number"]
-    assert after["epoch"] == before["epoch"], "nobody had to make a new epoch"
+    assert after["epoch"] == before["epoch"], "no new epoch was needed"
     end_training(peers)
 
 
@@ -154,7 +157,7 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: ProgramCluste
 
 
 def test_clients_that_connect_while_python_is_busy_do_not_use_up_the_descriptors(cluster: ProgramCluster) -> None:
-    """Native code accepts connections and Python judges them. While the GIL is held, nobody judges."""
+    """Native code accepts connections and Python checks them. While the GIL is held, none is checked."""
     master = cluster.start_master(evict_after_ms=20_000)
     trainer = cluster.start_one(hold_the_gil)
     trainer.expect("joined")

@@ -55,7 +55,7 @@ def guarded_loop(me: ProgramContext) -> None:
                     step, stop = int(agreed[0]), bool(agreed[1])
                     result = numbers(run.peer_id, step)
                     info = run.all_reduce(result)
-                    # Who contributed is known where nobody came or went since: else the count would differ.
+                    # The contributors are known if no peer came or left since: else the count would differ.
                     members = run.members
                     known = len(info.contributors) == len(members) and info.epoch == run.epoch
                     right = bool((result == sum(numbers(member, step) for member in members)).all()) if known else None
@@ -130,6 +130,6 @@ def _check(peers: list[ClusterProcess], flipped: int) -> None:
     assert not wrong, f"{len(wrong)} wrong results, the first: {wrong[0]}"
     assert sum(fact["right"] is True for fact in facts) > len(facts) // 2, "too few results could be checked"
     gone = [fact for peer in peers for fact in peer.reports("evicted")]
-    assert not gone, f"somebody innocent was evicted: {gone}"
+    assert not gone, f"a peer without a fault was evicted: {gone}"
     epochs = {fact["epoch"] for fact in facts}
     assert max(epochs) - min(epochs) <= 2 * flipped + 2, f"{len(epochs)} epochs for {flipped} flipped bits"

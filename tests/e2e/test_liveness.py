@@ -72,13 +72,13 @@ def test_a_frozen_peer_is_evicted_in_time_and_rejoins(cluster: ProgramCluster) -
 
 
 def _longest_step_s(peer: ClusterProcess) -> float:
-    """What a step with everybody takes here: it computes, too, and that is no part of what is measured."""
+    """What a step of all peers takes here: it computes, too, and that is no part of what is measured."""
     ends = [fact["at"] for fact in peer.reports("step") if fact["contributors"] == 3]
     return max(later - sooner for sooner, later in itertools.pairwise(ends))
 
 
 def test_a_peer_that_holds_the_gil_is_alive(cluster: ProgramCluster) -> None:
-    """Heartbeats come from native code: a GIL held for three evictions' worth of time evicts nobody."""
+    """Heartbeats come from native code: a GIL held for three evictions' worth of time evicts no peer."""
     cluster.start_master()
     peers = cluster.start_program(hold_the_gil, 3)
     for peer in peers:
@@ -166,7 +166,7 @@ def vote_without_the_absent(me: ProgramContext) -> None:
 
 
 def _check_the_absent_is_named(peers: list[ClusterProcess]) -> None:
-    """Those who waited learn for whom, after the time they gave; then all of them go on together."""
+    """The waiting peers get the names of the missing ones at their timeout; then all continue together."""
     joined = [peer.expect("joined") for peer in peers]
     [absent] = [fact["peer"] for fact in joined if fact["absent"]]
     for peer, fact in zip(peers, joined, strict=True):

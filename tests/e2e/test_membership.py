@@ -1,4 +1,4 @@
-"""Peers come and go: one, many, alone, in groups, cleanly or not; and everybody gives the same answers about it."""
+"""Peers come and go: one, many, alone, in groups, cleanly or not; and all give the same answers about it."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ def test_a_lone_peers_plain_loop_admits_newcomers(cluster: ProgramCluster) -> No
 
 
 def plain_loop(me: ProgramContext) -> None:
-    """The loop that users write without `steps`: if somebody is pending, update; if this peer is alone, wait."""
+    """The loop that users write without `steps`: if peers are pending, update; if this peer is alone, wait."""
     with me.join() as run:
         reduced = 0
         while reduced < 5:
@@ -143,7 +143,7 @@ def test_a_survivor_that_is_alone_gets_too_few_peers(cluster: ProgramCluster) ->
     assert alone["error"] == "TooFewPeers"
     assert (alone["world"], alone["needed"]) == (1, 2)
     assert alone["intact"]
-    # And somebody who comes later is met.
+    # And a peer that comes later is admitted.
     late = cluster.start_one(be_left_alone)
     for peer in (peers[1], late):
         assert peer.expect("reduced")["contributors"] == 2
@@ -183,7 +183,7 @@ def test_without_retry_a_death_is_an_error_and_the_buffer_is_intact(cluster: Pro
 
 
 def reduce_without_retry(me: ProgramContext) -> None:
-    """Peer 2 kills itself in the middle of the op, when all three are in it: who has not called it sees no abort."""
+    """Peer 2 kills itself in the middle of the op, when all three are in it: before its call a peer sees no abort."""
     count = 8_000_000
     with me.join() as run:
         while run.group_size < 3:
@@ -273,11 +273,11 @@ def work_in_a_group(me: ProgramContext) -> None:
         me.receive()
 
 
-# Is anybody pending?
+# are_peers_pending
 
 
 def test_all_peers_agree_on_whether_peers_are_pending(cluster: ProgramCluster) -> None:
-    """Three peers ask after each op, while others register at times of their own."""
+    """Three peers call are_peers_pending after each op, while others register at times of their own."""
     cluster.start_master()
     peers = cluster.start_program(ask_after_each_op, 3, asks=True)
     for peer in peers:

@@ -1,4 +1,4 @@
-"""Programs at fault: calls that differ or can never meet. The run goes on, and who is wrong learns why."""
+"""Programs at fault: calls that differ or can never meet. The run continues, and the peer at fault gets the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -92,7 +92,7 @@ def call_something_else(me: ProgramContext) -> None:
 
 
 def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: ProgramCluster) -> None:
-    """And until one of these has called, nobody fails: the status names both sides."""
+    """And until one of these has called, no call fails: the status names both sides."""
     master = cluster.start_master()
     veterans = cluster.start_program(train_with_newcomers, 2)
     for veteran in veterans:

@@ -45,7 +45,7 @@ BOTH = [(1, 2), (2, 1)]
 def test_the_ring_is_planned_around_a_cut_between_two_peers(
     cluster: ProgramCluster, network: ShapedNetwork, cuts: list[tuple[int, int]]
 ) -> None:
-    """Both peers live and reach everybody else: nobody is evicted, and all four go on."""
+    """Both peers live and reach all others: none is evicted, and all four continue."""
     master, peers = start_hosts(cluster, network, 4)
     at = max(network.cut(*cut) for cut in cuts)
     for peer in peers:

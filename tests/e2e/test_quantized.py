@@ -66,15 +66,15 @@ def test_every_op_is_near_the_true_result_and_the_same_everywhere(
             assert len(run.all_reduce(results[op], op=op, quantize=scheme).contributors) == peers
         return results
 
-    everybody = together(master, peers, body)
+    all_ranks = together(master, peers, body)
     parts = np.stack([part(rank).astype(np.float64) for rank in range(peers)])
     truth = {"sum": parts.sum(0), "avg": parts.mean(0), "min": parts.min(0), "max": parts.max(0)}
     # A minimum keeps its range and so its step; every hop may still add half a step.
     bounds = dict.fromkeys(("min", "max"), peers / SCHEMES[scheme] + 1e-4)
     bounds |= {"sum": most_error(peers, SCHEMES[scheme]), "avg": most_error(peers, SCHEMES[scheme]) / peers + 1e-2}
     for op, wanted in truth.items():
-        assert len({results[op].tobytes() for results in everybody}) == 1, op
-        assert np.abs(everybody[0][op] - wanted).max() <= bounds[op], op
+        assert len({results[op].tobytes() for results in all_ranks}) == 1, op
+        assert np.abs(all_ranks[0][op] - wanted).max() <= bounds[op], op
 
 
 @pytest.mark.parametrize(("scheme", "ratio"), [("minmax8", 3.9), ("zeroscale4", 7.5)])
@@ -102,8 +102,8 @@ def test_arrays_of_all_dtypes_in_one_op(master: MasterThread) -> None:
             assert error < most_error(3, 255) / 3 + (1e-2 if kind == ml_dtypes.bfloat16 else 5e-3), name
         return [array.tobytes() for array in arrays.values()]
 
-    everybody = together(master, 3, body)
-    assert everybody == [everybody[0]] * 3
+    all_ranks = together(master, 3, body)
+    assert all_ranks == [all_ranks[0]] * 3
 
 
 def test_a_small_op_is_exact(master: MasterThread) -> None:

@@ -43,7 +43,9 @@ def train(me: ProgramContext) -> None:
                 info = step.all_reduce(gradients, op="avg")
                 assert (gradients == 1.0 + step.number).all(), "an average over those that computed it for this step"
                 freeze("later")
-                stop = np.full(COUNT, me.has_message(), np.int64)  # so large that nobody has it before all have sent it
+                stop = np.full(
+                    COUNT, me.has_message(), np.int64
+                )  # so large that no peer has it before all have sent it
                 step.all_reduce(stop, op="max")
                 weights += gradients - step.number
                 me.report("step", number=step.number, before=before, peer=run.peer_id, world=len(info.contributors))

@@ -1,4 +1,4 @@
-"""Everybody is killed, and the run goes on by itself: from the newest checkpoint of its own history, and no other."""
+"""All peers are killed, and the run continues by itself: from the newest checkpoint of its own history."""
 
 import subprocess
 import sys
@@ -161,7 +161,7 @@ def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(
     stage.remove("b", 15)
     [first] = stage.start("b", min_world=1, until=19)
     first.expect_log("revision 17 is lost with all peers that had it. Before the run goes on")
-    first.expect_log("it waits for 'a', who may have a newer one")
+    first.expect_log("it waits for 'a', which may have a newer one")
     status = [sys.executable, "-m", "ringfold.cli", "status", f"127.0.0.1:{stage.port}", "--json"]
     shown = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     assert "revision 17 is lost; before a checkpoint is taken, 'a' may come: for another" in shown

@@ -121,7 +121,7 @@ def test_an_interrupted_bench_leaves_no_network_and_no_process(number: signal.Si
 
 
 def pids_in(space: str) -> list[str]:
-    """Who runs in a namespace, once it exists and somebody does."""
+    """The processes in a namespace, once it exists and has one."""
     return subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False).stdout.split()
 
 

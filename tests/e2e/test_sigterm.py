@@ -125,7 +125,7 @@ def test_one_of_three_leaves_and_the_others_go_on(cluster: ProgramCluster) -> No
 def test_all_at_once_end_and_the_run_goes_on_from_what_they_saved(
     cluster: ProgramCluster, tmp_path: Path, master: str
 ) -> None:
-    """With a grace that nobody can wait for: a peer that is alone in a step must not wait for those that have left."""
+    """With a grace that is too long to wait for: a peer that is alone in a step must not wait for members that left."""
     cluster.start_master()
     loop = {"checkpoint": str(tmp_path), "every": 1_000, "check_every": 1_000}
     peers = begin(cluster, loop=loop)

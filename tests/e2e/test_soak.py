@@ -50,7 +50,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog does not know that this peer was frozen by somebody else, and the master does not evict."""
+    """The watchdog does not know that this peer was frozen by the test, and the master does not evict."""
     monkeypatch.setattr(peers, "HANG_S", 2.0)
     monkeypatch.setattr(peers, "LIVENESS", {"evict_after_ms": 600_000})
     with LocalCluster() as cluster:
@@ -80,7 +80,7 @@ def test_a_short_soak_of_iterations_keeps_every_promise(monkeypatch: pytest.Monk
 
 
 def test_a_rank_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog does not know that this one was frozen by somebody else."""
+    """The watchdog does not know that this one was frozen by the test."""
     with LocalCluster() as cluster:
         plot = IterationSoak(cluster, ["sqlite"], 3, 1_000, 1)
 

@@ -1,4 +1,4 @@
-"""Peers that live and do not work: those who wait for them lose nothing, and they may come back."""
+"""Peers that live and do not work: the peers that wait for them lose nothing, and they may come back."""
 
 import json
 import time
@@ -51,7 +51,7 @@ def test_a_peer_that_announces_to_be_busy_is_waited_for(cluster: ProgramCluster)
     master = cluster.start_master(stall_timeout_s=1)
     peers = cluster.start_program(train_with_a_loader, 4, join={"op_timeout_s": 1.5}, busy_s=60)
     busy = _hang(peers)
-    until(lambda: _waiting(cluster, "busy for another"), "status shows who is busy")
+    until(lambda: _waiting(cluster, "busy for another"), "status shows the busy peer")
     until(lambda: _waited_ms(cluster) > 3_000, "three times the stall timeout, and twice that of an op")
     busy.send("wake")
     for peer in peers:
@@ -79,7 +79,7 @@ def _hang(peers: list[ClusterProcess]) -> ClusterProcess:
 
 
 def _check_finished(peers: list[ClusterProcess], rest: int) -> None:
-    """Everybody has made all steps, the late ones without those that hung, with the sums of exactly the members."""
+    """All have made all steps, the late ones without those that hung, with the sums of exactly the members."""
     for peer in peers:
         finished = peer.expect("finished")
         assert finished["contributors"] == [4] * HANGS_AT + [rest] * (STEPS - HANGS_AT)
@@ -201,9 +201,9 @@ def test_a_peer_is_evicted_by_the_command_line(cluster: ProgramCluster, by: str)
     assert "asked for it: its loader hangs; join again" in text
     hung.expect("joined again")
     hung.wait_success()
-    nobody = cluster.start_command("evict", "evict", "77", master.address)
-    nobody.expect_log("there is no peer '77' in this run")
-    assert nobody.wait() == 1
+    unknown = cluster.start_command("evict", "evict", "77", master.address)
+    unknown.expect_log("there is no peer '77' in this run")
+    assert unknown.wait() == 1
 
 
 def test_a_peer_evicts_another_one(cluster: ProgramCluster) -> None:

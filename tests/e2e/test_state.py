@@ -93,7 +93,7 @@ def test_blake3_states_are_verified_by_blake3(cluster: ProgramCluster) -> None:
     end(peers)
 
 
-# Who wins
+# Which state wins
 
 
 def big(seed: int, mib: int = 8) -> dict[str, Spec]:
@@ -216,7 +216,7 @@ def test_newcomers_give_each_other_what_they_have_got(cluster: ProgramCluster) -
     holder, *newcomers = sync(peers)
     assert {fact["digests"]["a"] for fact in newcomers} == {digest_of(1, 64 * MIB)}
     assert sum(fact["tx"] for fact in newcomers) >= 32 * MIB
-    assert holder["tx"] <= 160 * MIB, "the holder must not send everything to everybody"
+    assert holder["tx"] <= 160 * MIB, "the holder must not send everything to all receivers"
     end(peers)
 
 

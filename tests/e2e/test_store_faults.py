@@ -371,7 +371,7 @@ def test_a_process_that_stops_with_the_lock_holds_up_writers_only_until_their_de
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"locked\n"
             holder.send_signal(signal.SIGSTOP)
-            assert store.get("key") == entry, "a reader waits for nobody"
+            assert store.get("key") == entry, "a reader does not wait"
             with pytest.raises(StoreUnreachable, match="lock"):
                 store.set("key", b"two", 0.3)
         finally:

@@ -1,4 +1,4 @@
-"""optimize_topology between real processes: links are measured, rings change, ops go on, deaths cost nobody else."""
+"""optimize_topology between real processes: links are measured, rings change, ops continue, also if peers die."""
 
 import itertools
 from collections.abc import Callable

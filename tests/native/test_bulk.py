@@ -112,7 +112,7 @@ def test_a_quarter_of_a_gigabyte_arrives_whole(pair: BulkPair) -> None:
     seconds = monotonic() - began
     thread.join(DEADLINE_S)
     hashed = "" if hashes[0] is None else ", hashed on both sides"
-    print(f"\n{len(source) / seconds / 1e9:.2f} GB/s{hashed}")  # noqa: T201 - a figure for who looks (-s)
+    print(f"\n{len(source) / seconds / 1e9:.2f} GB/s{hashed}")  # noqa: T201 - a figure, shown with -s
     assert np.array_equal(source, target)
 
 

@@ -1,8 +1,9 @@
-"""The classic protocol for a global iteration over a key-value store, with its holes, for the simulation to find.
+"""The classic protocol for a global iteration over a key-value store, with its bugs, for the simulation to find.
 
-As it is usually written: heartbeats are wall-clock times, every rank works out for itself who is active, arrivals are a
-list that is read and written back, "consensus" is to set a key and to find oneself in it, the winner adds one to the
-counter, clears the arrivals and signals. When that takes too long, a rank goes on with what it has.
+As it is usually written: heartbeats are wall-clock times, every rank works out for itself which ranks are active,
+arrivals are a list that is read and written back, "consensus" means to set a key and to read back one's own value, the
+winner adds one to the counter, clears the arrivals and signals. When that takes too long, a rank goes on with what it
+has.
 """
 
 from ringfold.iteration.machine import BegunIteration
@@ -74,7 +75,7 @@ class Naive:
         return answer.outcome.value.decode() if isinstance(answer.outcome, Entry) else ""
 
     def _put(self, key: str, text: str) -> Steps[None]:
-        """A plain write, which a Heartbeat is where there are no leases; what goes wrong is swallowed."""
+        """A plain write: a Heartbeat, which is a plain write in a store without leases. Errors are ignored."""
         answer = yield Heartbeat(key, text.encode(), 1e6)
         self._now_ns = answer.now_ns
 

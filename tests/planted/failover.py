@@ -109,8 +109,8 @@ def _bug(text: str, setup: Setup) -> Bug:
 BUGS: dict[str, Bug] = {
     "no_fence": _bug("a deposed leader's writes are taken", Setup(store=TakesEveryWrite)),
     "speaks_first": _bug("a master sends what it has not written yet", Setup(shell=SpeaksBeforeItWrites)),
-    "record_kept_back": _bug("a record is not sent again to who lacks it", _with_recovery(_KeepsRecords)),
-    "answers_kept_back": _bug("an answer is not handed on to who lacks it", _with_recovery(_KeepsAnswers)),
+    "record_kept_back": _bug("a record is not sent again to a peer that lacks it", _with_recovery(_KeepsRecords)),
+    "answers_kept_back": _bug("an answer is not passed on to a peer that lacks it", _with_recovery(_KeepsAnswers)),
     "not_waited_for": _bug("a new master goes on when the first member is back", _with_recovery(_Impatient)),
     "lost_answers": _bug("who was pending is forgotten with the master", _with_recovery(_ForgetsAnswers)),
     "lost_admission": _bug("an admission that was begun is forgotten", _with_recovery(_ForgetsAdmissions)),

@@ -27,7 +27,7 @@ class SetsTheRecord(IterationMachine):
 
 
 class TakesUnknownForWon(IterationMachine):
-    """Goes on with what it wanted to write although nobody knows whether it was written."""
+    """Goes on with what it wanted to write although it is unknown whether it was written."""
 
     def _write(self, call: ProgramCall, wanted: Record) -> Steps[StoreOutcome]:
         outcome = yield from super()._write(call, wanted)
@@ -51,7 +51,7 @@ class NeverLooksAgain(IterationMachine):
 
 
 class ComesBack(IterationMachine):
-    """Registers again when somebody else has taken its seat."""
+    """Registers again when another process has registered for its rank."""
 
     def _check_registration(self, record: Record) -> None:
         try:
@@ -67,12 +67,12 @@ class ComesBack(IterationMachine):
 
 
 class DoesNotRepeat(IterationMachine):
-    """Takes its predecessor's seat over, and the iteration that it was in for done."""
+    """Replaces its predecessor's registration, and takes the predecessor's iteration for finished."""
 
     def _register(self, call: ProgramCall) -> Steps[None]:
-        was_seated = bool(self.fence)
+        was_registered = bool(self.fence)
         yield from super()._register(call)
-        if not was_seated and self.resumed is not None and self.record is not None:
+        if not was_registered and self.resumed is not None and self.record is not None:
             self.iteration = self.record.iteration
 
 
@@ -136,7 +136,7 @@ class _Deaf(liveness.LivenessMonitor):
 
 
 class ForgetsArrivals(IterationMachine):
-    """Removes everybody's arrivals after winning, as the classic protocol does."""
+    """Removes all arrivals after winning, as the classic protocol does."""
 
     def _advance(self, call: ProgramCall, record: Record, decision: Advance) -> Steps[None]:
         yield from super()._advance(call, record, decision)
@@ -161,7 +161,7 @@ class TrustsAnyStore(IterationMachine):
         pass
 
 
-class ForgetsToBeat(IterationMachine):
+class SendsNoHeartbeat(IterationMachine):
     """Registers without having shown life, and shows it rarely."""
 
     def _send_first_heartbeat(self, call: ProgramCall) -> Steps[None]:
@@ -173,8 +173,8 @@ class ForgetsToBeat(IterationMachine):
             yield Heartbeat(self._alive, b"", self.timing.inactive_after_s)
 
 
-class LosesItsSeat(IterationMachine):
-    """Registers by writing a fence that somebody else may have."""
+class RegistersWithoutCondition(IterationMachine):
+    """Registers by writing a fence that another process may have."""
 
     def _try_register(self, call: ProgramCall, base: Record, before: Registration | None) -> Steps[None]:
         wanted = base.with_registration(self.me.rank, self.me.incarnation, self._nonce())
@@ -225,6 +225,6 @@ BUGS: dict[str, Bug] = {
     "deaf": _bug("heartbeats are ignored", _of(JudgesAtOnce)),
     "erased_arrivals": _bug("the winner removes arrivals", _of(ForgetsArrivals)),
     "any_store": _bug("a store that went back is believed", _trusting),
-    "silent": _bug("a rank does not show that it is alive", _of(ForgetsToBeat)),
-    "unfenced_seat": _bug("a seat is taken without a condition", _of(LosesItsSeat)),
+    "silent": _bug("a rank does not show that it is alive", _of(SendsNoHeartbeat)),
+    "unfenced_seat": _bug("a registration is written without a condition", _of(RegistersWithoutCondition)),
 }

@@ -16,7 +16,7 @@ from ringfold.wire.messages import Branch, Lineage, Offer, PeerId
 
 
 class _MixesLineages(Syncs):
-    """Whatever lineage somebody brings counts as an ancestor, up to any revision."""
+    """Any lineage that a peer brings counts as an ancestor, up to any revision."""
 
     def _elect(
         self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None

@@ -42,7 +42,7 @@ class UnfencedRuns(SimStore):
 
 
 class _Confused(Runs):
-    """Who comes back is taken for a peer of the default run."""
+    """A peer that comes back is taken for one of the default run."""
 
     def _run_name(self, request: RunRequest) -> str:
         return DEFAULT_RUN if isinstance(request, Resume) else super()._run_name(request)
@@ -62,5 +62,5 @@ BUGS: dict[str, Bug] = {
     "one_journal": _bug("runs with names share a journal", Setup(shell=SeveralMaster, store=OneJournal)),
     "forgotten_runs": _bug("a new leader does not learn of other runs", Setup(shell=SeveralMaster, store=ForgetsRuns)),
     "unfenced_runs": _bug("a deposed leader goes on with other runs", Setup(shell=SeveralMaster, store=UnfencedRuns)),
-    "confused_runs": _bug("who comes back to one run is taken for a peer of another", Setup(shell=Confused)),
+    "confused_runs": _bug("a peer that comes back to one run is taken for one of another", Setup(shell=Confused)),
 }

@@ -13,7 +13,7 @@ from ringfold.wire.messages import Busy
 
 
 class _Impatient(Watchdog):
-    """Evicts who is late for one of the others, and does not look whether all others wait."""
+    """Evicts a peer that is late for one of the others, and does not check whether all others wait."""
 
     def judge(self, now: Ns, stall: Stall) -> StallDecision:
         timeout = self._timeout(stall.key)
@@ -42,5 +42,5 @@ def _bug(text: str, setup: Setup) -> Bug:
 
 BUGS: dict[str, Bug] = {
     "impatient_watchdog": _bug("the watchdog evicts in a step that is slow for all", _with_watchdog(_Impatient)),
-    "deaf_watchdog": _bug("the watchdog does not hear that a peer is busy", _with_watchdog(_Deaf)),
+    "deaf_watchdog": _bug("the watchdog ignores that a peer is busy", _with_watchdog(_Deaf)),
 }

@@ -1,4 +1,4 @@
-"""Links with several paths: lost lanes and paths cost nobody an op or an epoch, and come back."""
+"""Links with several paths: lost lanes and paths cost no op and no epoch, and come back."""
 
 from functools import partial
 

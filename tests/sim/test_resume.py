@@ -1,4 +1,4 @@
-"""Stories in which everybody is killed: the run goes on from its own history, and planted bugs are found."""
+"""Runs in which all peers are killed: the run continues from its own history, and planted bugs are found."""
 
 from collections import Counter
 

@@ -31,7 +31,7 @@ def test_a_planted_bug_of_several_runs_is_found(name: str) -> None:
 
 
 def test_a_seed_that_found_something_finds_nothing_any_more() -> None:
-    """22: who came too late to a finished run did not believe one of several masters, and tried on."""
+    """22: a peer that came too late to a finished run did not believe one of several masters, and tried on."""
     run_several(22)
 
 

@@ -15,7 +15,7 @@ MAX_SEEDS = 200
 
 def test_seeds_with_programs_that_hang_keep_every_promise() -> None:
     outcomes = [run_stalls(seed) for seed in range(1, SEEDS + 1)]
-    assert sum(outcome.faults["evicted for a stall"] for outcome in outcomes) > 0, "nobody was evicted"
+    assert sum(outcome.faults["evicted for a stall"] for outcome in outcomes) > 0, "no peer was evicted"
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -28,6 +28,6 @@ def test_a_planted_bug_of_the_watchdog_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [1006, 1123])
 def test_a_seed_that_found_something_finds_nothing_any_more(seed: int) -> None:
-    """1006: a second caller's time was over while those whom it waited for were being evicted. 1123: all members of a
-    small group were slow, and a minority of the run."""
+    """1006: a second caller's time was over while the peers that it waited for were being evicted. 1123: all members of
+    a small group were slow, and a minority of the run."""
     run_stalls(seed)

@@ -84,7 +84,7 @@ def run(sim: Simulation, script: Script, *, limit_ms: float = 30_000) -> list[Si
 
 
 def begins_to_fetch(sim: Simulation, script: Script) -> list[SimPeer]:
-    """Run until the first sync is planned that somebody fetches in; the peers by their place."""
+    """Run until the first sync is planned in which a peer fetches; the peers by their place."""
     begun: list[int] = []
     sim.at_next_sync.append(lambda holders, receivers: begun.extend(receivers))
     cluster = sim.cluster(peers=script.members, program=script)

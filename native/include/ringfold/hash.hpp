@@ -1,7 +1,7 @@
 // rf64, the hash of shared state: 64 bits per block of 1 MiB, and a root over the blocks' hashes.
 //
 // docs/reference/hash.md defines it bit by bit. It finds differences that happen by themselves (a lost update, another
-// order of additions, a flipped bit); it does not resist somebody who looks for a collision.
+// order of additions, a flipped bit); it does not resist an attacker that searches for a collision.
 //
 // Pointers need no alignment. All CPU levels give the same numbers.
 #pragma once

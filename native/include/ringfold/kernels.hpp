@@ -42,7 +42,7 @@ uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, cons
 void divide(DType dtype, void* target, uint32_t divisor, size_t count);
 
 // Save the target's old bytes, then copy `source` over it: into the cache if it is sent on next, past it if it is large
-// and nobody looks at it soon. No two ranges overlap.
+// and it is not read soon. No two ranges overlap.
 void overwrite(void* target, const void* source, size_t bytes, Backup backup, bool past_cache = false);
 
 // "avx512", "avx2" or "generic".

@@ -1,4 +1,4 @@
-// Who sends what when: the schedule of one op on the ring, seen from one rank.
+// The schedule of one op on the ring, seen from one rank.
 //
 // Words: the op's buffer is one range of bytes, cut into chunks; a chunk travels as segments. A *stage* names one hop
 // of one chunk; sender and receiver know it by the same number. What is received at a stage either is reduced (target =

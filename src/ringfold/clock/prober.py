@@ -53,11 +53,11 @@ _AT_THE_MASTER: Mapping[str, object] = {
 class Prober:
     """A process that probes others and responds to their probes, and does not train.
 
-    With `master` it is a node of the run `run`, as `ringfold probe --master` is: the master decides who probes whom,
-    and when windows begin and end; while it is away, the node continues alone. `master` is an address, or several; `me`
-    is the name that others see, by default the host's name with the process id; `listen_only` only responds. The
-    constructor returns when the master has accepted the node, or raises MasterUnreachable after `timeout_s`. What is
-    left out comes from the environment, the settings file, or a default (see `ringfold config`).
+    With `master` it is a node of the run `run`, as `ringfold probe --master` is: the master decides which node probes
+    which, and when windows begin and end; while it is away, the node continues alone. `master` is an address, or
+    several; `me` is the name that others see, by default the host's name with the process id; `listen_only` only
+    responds. The constructor returns when the master has accepted the node, or raises MasterUnreachable after
+    `timeout_s`. What is left out comes from the environment, the settings file, or a default (see `ringfold config`).
 
     Without a master, `nodes` is a mapping from names to addresses, or a TOML file (docs/guides/probing.md shows one),
     the same for every node; `me` is this node's name, by default the host's. Beyond loopback it needs a `token`, the
@@ -217,7 +217,7 @@ class Prober:
     def round(self, label: str = "", timeout_s: float = MAX_WINDOW_S) -> RoundSummary:
         """In a run: end the present window now, and return the round's summary, under this label.
 
-        It takes a second or two where a window can be ended, else up to a whole one. UsageError if there is nobody to
+        It takes a second or two where a window can be ended, else up to a whole one. UsageError if there is no node to
         probe, or the run's rounds are not the master's.
         """
         return self._run_node.request_round(label, timeout_s)

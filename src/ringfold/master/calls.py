@@ -78,9 +78,9 @@ def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready 
         return IncompleteCall(f"the epoch of group {changing[0]} is changing", [])
     short = run.short_of_peers()
     if kind == "update" and len(short) == len(members) and not run.admissible(short):
-        asking = max(members, key=lambda peer: ballots[peer.id].min_world - run.size(peer.group))
-        needed, there = ballots[asking.id].min_world, run.size(asking.group)
-        return IncompleteCall(f"peer {asking.id} wants {needed} peers in its group, {there} are there", [])
+        unmet = max(members, key=lambda peer: ballots[peer.id].min_world - run.size(peer.group))
+        needed, there = ballots[unmet.id].min_world, run.size(unmet.group)
+        return IncompleteCall(f"peer {unmet.id} wants {needed} peers in its group, {there} are there", [])
     return Ready()
 
 

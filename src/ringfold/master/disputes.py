@@ -257,14 +257,14 @@ def sides(op: OpRef, dispute: Dispute) -> str:
     is_same = len({each._replace(step=0, call=0) for each in known}) == 1 and len(known) == len(callers)
     where = place if len({each.call for each in known}) > 1 else step_of
     parts = []
-    for call, who in callers.items():
+    for call, peers in callers.items():
         descriptor = dispute.descriptors.get(call, b"")
         if not descriptor:
-            parts.append(f"{who} called something else")
+            parts.append(f"{peers} called something else")
         elif is_same:
-            parts.append(f"{who} {'are' if len(by_call.get(call, ())) > 1 else 'is'} at {where(descriptor)}")
+            parts.append(f"{peers} {'are' if len(by_call.get(call, ())) > 1 else 'is'} at {where(descriptor)}")
         else:
-            parts.append(f"{who} called {describe(descriptor)}")
+            parts.append(f"{peers} called {describe(descriptor)}")
     return f"{name_op(op)}: {', but '.join(parts[:2])}{''.join(f', {each}' for each in parts[2:])}"
 
 

@@ -4,10 +4,10 @@
        ^                                                                                          |
        +---- the lease expired, a journal was taken over, or it cannot be written ----------------+
 
-The lease decides which master *tries*. If it fails (a leader was suspended, a store was unreachable), the journal makes
-sure that two leaders do no harm, see `journal_store.py`; so a lease whose holder has died on this machine is taken at
-once, without waiting for its expiry. By its own clock a leader stops before its lease can have expired: what it would
-decide after a long suspension, about peers that have long gone to another master, would mostly be wrong.
+The lease decides which master *tries*. If two masters lead at once (one was suspended, a store was unreachable), the
+journal accepts the writes of one of them only, see `journal_store.py`; so a lease whose holder has died on this machine
+is taken at once, without waiting for its expiry. By its own clock a leader stops before its lease can have expired:
+what it would decide after a long suspension, about peers that have long gone to another master, would mostly be wrong.
 """
 
 import asyncio
@@ -82,8 +82,9 @@ class Candidate:
         """Why this master does not lead, as far as it knows."""
         if self._trouble:
             return f"this master does not lead: {self._trouble}"
-        who = self._leader or "nobody"
-        return f"this master {f'waits for its journal ({who} has it)' if self._alone else f'stands by ({who} leads)'}"
+        leader = self._leader or "no master"
+        waits = f"waits for its journal ({leader} has it)" if self._alone else f"stands by ({leader} leads)"
+        return f"this master {waits}"
 
     async def lead(self) -> Leadership:
         """Wait until this master leads. Raises ConfigError if it should be alone with its journal, and is not."""
@@ -124,7 +125,7 @@ class Candidate:
         if holder is None:
             return None
         mark, _, leader = holder.value.decode(errors="replace").partition("|")
-        # A lease of this process is one that it could not release: no master leads by it.
+        # A lease of this process is left over from before, because it could not be released: no master leads with it.
         if holder.value == value or process_of_mark_is_gone(mark):
             self._store.delete(LEASE_KEY, holder)
             return self._store.lease(LEASE_KEY, value, self._lease_s)

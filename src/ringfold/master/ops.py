@@ -80,8 +80,8 @@ class OpReports:
 
 
 def absent_from(op: OpRef, others: Mapping[PeerId, Sequence[Announced]]) -> list[PeerId]:
-    """The peers that have not started an op that timed out, by what each announced last; all, if all have started
-    it."""
+    """The peers that have not started an op that timed out, by their last heartbeats; if all have started it, all of
+    them."""
     absent = [
         peer
         for peer, announced in sorted(others.items())

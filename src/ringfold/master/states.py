@@ -22,7 +22,7 @@ A run's life (`lifecycle.py`). The default run starts a new incarnation after it
                                  +--the last member is gone--> ABANDONED --members without its state--> RESUMING
                                                                   |   ^                                   |
                                                                   |   +-------the last member is gone-----+
-                                                                  +--no state binds newcomers--> NEW
+                                                                  +--no state to resume--> NEW
 
 Topology optimisation (`topology.py`):
 
@@ -66,7 +66,7 @@ class Membership(Enum):
     MEMBER = "member"
     """It is in its group's newest epoch."""
     LEAVING = "leaving"
-    """It is, and leaves with the next record."""
+    """A member that leaves with the next record."""
     GONE = "gone"
 
 

@@ -196,5 +196,5 @@ def broken_edge(source: PeerId, target: PeerId, how: str) -> Cause:
 
 def joining(newcomers: Iterable[PeerId]) -> Cause:
     """An admission. No op is in flight then, so its reason is for people only."""
-    who = sorted(newcomers)
-    return Cause(Reason("edge", f"{list_peers(who)} {'joins' if len(who) == 1 else 'join'}"))
+    joining = sorted(newcomers)
+    return Cause(Reason("edge", f"{list_peers(joining)} {'joins' if len(joining) == 1 else 'join'}"))

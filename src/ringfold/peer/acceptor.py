@@ -1,4 +1,4 @@
-"""Inbound connections: everybody who connects to the data port, until the connection belongs to somebody. Pure.
+"""Inbound connections to the data port, until a lane or a bulk session takes them over. Pure.
 
 Other peers connect for a lane of the ring (`lanes.py`), for a sync of shared state or for the measurement of a link
 (both are bulk sessions, `side_channels.py`). What a connection is for, only its hello says:
@@ -40,7 +40,7 @@ class PendingInbound:
 
 
 class Acceptor:
-    """The inbound connections that nobody owns yet."""
+    """The inbound connections that have no owner yet."""
 
     def __init__(self, timings: PeerTimings, lanes: Lanes, channels: SideChannels) -> None:
         self._timings = timings

@@ -26,7 +26,7 @@ class OpStatus(IntEnum):
 
 
 class Retry(IntEnum):
-    """Who retries an aborted op: nobody, the engine, or the caller, because its arguments depend on the ring."""
+    """What retries an aborted op: nothing, the engine, or the caller, because its arguments depend on the ring."""
 
     NEVER = 0
     ENGINE = 1

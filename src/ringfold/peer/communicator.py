@@ -220,7 +220,7 @@ class Communicator:
 
         A peer with `contribute=False` adds nothing and gets the result of the others: an average is over the peers that
         contributed. The content of its buffers before the call is ignored. It is the same call as the others', so each
-        peer may choose for itself. If nobody contributes, the result is zeros.
+        peer may choose for itself. If no peer contributes, the result is zeros.
         """
         ops = self._ops
         if type(buffers) is _ndarray and out is None and dtype is None and quantize is None and contribute:
@@ -598,7 +598,7 @@ class Communicator:
         """Leave the run. The others go on without this peer; a second call does nothing."""
         self._close()
         if self._session.is_shut_down:
-            # A handle that nobody waits for is part of a reference cycle with this object: the engine's memory would
+            # A handle that is not waited for is part of a reference cycle with this object: the engine's memory would
             # stay until the garbage collector runs, which may be never in a program that joins again and again.
             self._ops.in_flight.clear()
 

@@ -7,7 +7,7 @@ from a master that does not lead; the next one may.
 A peer that was welcomed once has a *ticket*, with the secret that it was given. When its master is gone it tries all
 masters again, with shorter timeouts and pauses, and proves the ticket: a master with a higher fence lets it resume.
 
-Anybody can listen at the port of a dead master. A peer of the run believes only what is proven with the token:
+Any process can listen at the port of a dead master. A peer of the run believes only what is proven with the token:
 `Resumed`, `Evicted`, and that the run has ended. Everything else (another refusal, another protocol version, an
 eviction without a proof) is a failed attempt, and the peer goes on to the next master until its deadline.
 

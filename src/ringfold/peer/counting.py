@@ -8,7 +8,7 @@ What must hold, and why it does:
 1. *All peers of a group get one number for one step.* Each contributes the number that it knows for the step, or none,
    to one small all-reduce, and all take the largest. An op ends on all survivors with the same bits, so whatever is
    decided by its result is decided alike.
-2. *There is one speaker.* It sets a flag in every such op. If nobody has set the flag, the group has no speaker (any
+2. *There is one speaker.* It sets a flag in every such op. If no member has set the flag, the group has no speaker (any
    more), and the member with the lowest id, which joined earliest, becomes the speaker. It registers with a new
    incarnation, which supersedes the previous speaker if that one is still alive.
 3. *A step that was begun keeps its number.* A peer in a step knows its number. When the group has become too small in
@@ -46,7 +46,7 @@ class NotYet:
 
 
 class NoSpeaker:
-    """Nobody has requested a number. There is a speaker now, which will: repeat the op."""
+    """No member has requested a number. There is a speaker now, which will: repeat the op."""
 
 
 class Counter(Protocol):

@@ -6,8 +6,8 @@ effects run, never during a wait for the network. So no epoch is sealed or insta
 is submitted under it belongs to the epoch of the record that was read under it (`submit_in_epoch`).
 
 The bytes of a sync's blocks are read, verified and written by the thread without the lock (`_copy_blocks`), so that a
-copy to or from a GPU, or a blake3 hash, holds nobody up who only wants to look at the machine. This is safe because
-nobody else touches the arrays meanwhile: the program that owns them is blocked in the sync, and its call does not
+copy to or from a GPU, or a blake3 hash, does not block threads that only read the machine. This is safe because no
+other thread touches the arrays meanwhile: the program that owns them is blocked in the sync, and its call does not
 return, for whatever reason, while a copy runs (`_end_transfer`). All copies of a peer are made by this one thread, one
 after the other, before it takes the next event; so no source is lost or replaced during one. A program that writes to
 its arrays from another thread during a sync breaks the contract of `sync_shared_state`, with or without the lock; the

@@ -29,7 +29,7 @@ class PeerTimings:
     """The first pause between two attempts to reach the master; it doubles up to `master_retry_most_ms`."""
     master_retry_most_ms: int = 1_000
     master_patience: int = 6
-    """For how many times `evict_after_ms` the master may be silent. A paused master evicts nobody, and ops do not need
+    """For how many times `evict_after_ms` the master may be silent. A paused master evicts no peer, and ops do not need
     it, so peers wait longer for it than it waits for a peer."""
     reconnect_ms: int = 60_000
     """For how long a member tries to resume when its master is gone."""

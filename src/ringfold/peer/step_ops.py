@@ -213,7 +213,7 @@ class Outstanding:
 
 
 def result_alone(source: Spans, target: Spans | None, *, contribute: bool) -> None:
-    """The reduction of a group of one: its own operand, or zeros if nobody contributes."""
+    """The reduction of a group of one: its own operand, or zeros if it does not contribute."""
     result = target or source
     for given, there in zip(source.arrays, result.arrays, strict=True):
         if not contribute:

@@ -696,7 +696,7 @@ class Loop:
     # Admission, waiting, sync
 
     def _admit(self) -> bool:
-        """Rule 1: ask once, and admit. Returns whether there was a vote."""
+        """Rule 1: vote once, and admit. Returns whether there was a vote."""
         run = self._run
         # With several groups the question costs as much as the vote, and members that wait for peers are in a vote.
         if not run.has_newcomers and (run.spans_groups or run.are_peers_pending()):

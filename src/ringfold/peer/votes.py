@@ -231,9 +231,9 @@ class RunFacts:
         """A call is complete. Its result must be the same on every peer that was in it.
 
         A newcomer has only the record to go by, so the record's `pending` is the result of the call that admitted it.
-        Nor does a newcomer learn how many groups are left when the call is done: a group may have ended since its
-        record. All peers of an admission count at least as many groups as the record did; to ask the run once too often
-        does no harm.
+        A newcomer does not receive the number of groups at the end of the call either, and a group may have ended since
+        its record. So all peers of an admission count at least as many groups as the record: one vote too many does no
+        harm.
         """
         admission, self._admission = self._admission, None
         pending = done.pending

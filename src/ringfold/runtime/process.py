@@ -1,7 +1,7 @@
-"""This process and its children: stop signals, forks, scheduling, limits, who it is, and subprocesses.
+"""This process and its children: stop signals, forks, scheduling, limits, its identity, and subprocesses.
 
 Two kinds of programs handle SIGTERM and Ctrl-C here. A command of this package turns them into a call on its event loop
-(`stop_signals`). A server inside a program of somebody else also keeps the effect that the signals had before
+(`stop_signals`). A server inside another program also keeps the effect that the signals had before
 (`stop_at_signals`).
 """
 

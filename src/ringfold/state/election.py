@@ -1,11 +1,11 @@
-"""Whose state wins a sync, who fetches what, and who is rejected. Pure: offers in, a decision with its reasons out.
+"""Which state wins a sync, which peers fetch what, and which are rejected. Pure: offers in, a decision and reasons out.
 
 Terms. A peer *votes* for its own content by offering it. A *voter* is allowed to; a voter whose revision is valid is a
 *candidate*. The candidates at the highest revision, the *expected* one, are counted by content. The largest set wins;
 ties go to the set with the lowest id (lower ids joined earlier). A *holder* has the winner's content, a *receiver*
 fetches what it lacks. A *rejected* peer takes no part and gets the reason, while the others continue.
 
-Who votes. The group remembers its last finished sync: the revision R, who took part, and the digest of the content.
+Voters. The group remembers its last finished sync: the revision R, the participants, and the digest of the content.
 
     nothing finished yet       all vote: a loaded checkpoint has a higher revision than a fresh start, and wins
     a participant is present   participants vote; peers that joined since then only receive
@@ -56,10 +56,10 @@ class FinishedSync:
 
 @dataclass(frozen=True, slots=True)
 class ElectedState:
-    """The state that wins, and who fetches it. `participants` are all peers that are not rejected; one that is neither
-    a holder nor in `fetch` has it all, but does not send. `rollback`: the run continues from another revision than the
-    one that was finished last. `resumes`: no peer had to agree to that, because it is a checkpoint of the run's own
-    lineage.
+    """The state that wins, and the peers that fetch it. `participants` are all peers that are not rejected; one that is
+    neither a holder nor in `fetch` has it all, but does not send. `rollback`: the run continues from another revision
+    than the one that was finished last. `resumes`: no peer had to agree to that, because it is a checkpoint of the
+    run's own lineage.
     """
 
     revision: int
@@ -460,7 +460,7 @@ def _no_candidate(
         else:
             why = f"was changed, but still has revision {offer.revision}"
         reasons.append(f"peer {peer} {why}")
-    return Reason("state", f"nobody has a state that the others could take: {'; '.join(reasons)}")
+    return Reason("state", f"no peer has a state that the others could take: {'; '.join(reasons)}")
 
 
 def _difference(offers: Mapping[PeerId, Offer], one: PeerId, other: PeerId) -> str:

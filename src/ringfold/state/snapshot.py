@@ -1,6 +1,6 @@
 """A state at one moment: its manifest, and the memory of each array.
 
-A snapshot copies nothing: it is valid while nobody changes the arrays, which is until the sync has ended. Taking one
+A snapshot copies nothing: it is valid while the arrays are not changed, which is until the sync has ended. Taking one
 reads the whole state once, at memory speed. The content of an array that may differ is not read.
 """
 

@@ -85,32 +85,32 @@ class RoundTotal:
         self.counts[f"{outcome.kind}: windows"] += outcome.windows
         if outcome.kind != "local":
             self.counts[f"{outcome.kind}: rounds"] += outcome.rounds
-            self.counts[f"{outcome.kind}: with everybody"] += outcome.whole
+            self.counts[f"{outcome.kind}: with all nodes"] += outcome.whole
         self.counts.update({f"fault: {kind}": count for kind, count in outcome.faults.items()})
 
 
 def run_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
-    """Run some seeds; a broken promise is an outcome too."""
+    """Run some seeds; a violation is an outcome too."""
     return [_caught(run_seed, seed) for seed in seeds]
 
 
 def run_failover_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
-    """Run some seeds in which masters are lost; a broken promise is an outcome too."""
+    """Run some seeds in which masters are lost; a violation is an outcome too."""
     return [_caught(run_failover, seed) for seed in seeds]
 
 
 def run_stall_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
-    """Run some seeds in which programs hang; a broken promise is an outcome too."""
+    """Run some seeds in which programs hang; a violation is an outcome too."""
     return [_caught(run_stalls, seed) for seed in seeds]
 
 
 def run_resume_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
-    """Run some stories in which everybody is killed; a broken promise is an outcome too."""
+    """Run some seeds in which all peers are killed; a violation is an outcome too."""
     return [_caught(run_resume, seed) for seed in seeds]
 
 
 def run_several_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
-    """Run some seeds of several runs on one master; a broken promise is an outcome too."""
+    """Run some seeds of several runs on one master; a violation is an outcome too."""
     return [_caught(run_several, seed) for seed in seeds]
 
 
@@ -120,7 +120,7 @@ def run_share_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
-    """Run the rounds of some seeds; a broken promise is an outcome too."""
+    """Run the rounds of some seeds; a violation is an outcome too."""
     return [_caught(run_rounds, seed) for seed in seeds]
 
 
@@ -217,12 +217,12 @@ def progress_bar(console: Console) -> Progress:
 
 
 def fresh_seed() -> int:
-    """A number nobody chose; it is printed, so that a failure can be replayed."""
+    """A random number; it is printed, so that a failure can be replayed."""
     return int.from_bytes(os.urandom(4), "little")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, show; 1 if a promise was broken."""
+    """Parse, run, show; 1 if there was a violation."""
     parser = argparse.ArgumentParser(prog="python -m ringfold.testing", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--from", type=int, dest="first", default=None, help="the first seed; else a fresh number")
@@ -233,11 +233,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
     parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
     parser.add_argument("--stalls", action="store_true", help="programs hang, are slow, or are busy, besides")
-    parser.add_argument("--resume", action="store_true", help="stories in which everybody is killed, and comes back")
+    parser.add_argument("--resume", action="store_true", help="all peers are killed, and come back")
     parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost besides")
     parser.add_argument("--shares", action="store_true", help="fixed shares of paths, which break and come back")
     options = parser.parse_args(arguments)
-    logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
+    logging.getLogger("ringfold").addHandler(logging.NullHandler())  # the logs of programs are not shown here
     console = Console(soft_wrap=True)
     if options.iterations:
         return _iterations(options, console)

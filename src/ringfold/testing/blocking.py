@@ -59,7 +59,7 @@ OPS = {number: name for name, number in REDUCE_OPS.items()}
 OP_TIMEOUT_S = 300.0
 SIGTERM_GRACE_MS = 40.0
 LOOK_AGAIN_MS = 0.2
-"""A session is woken when an epoch is installed; here somebody looks this often."""
+"""A session is woken when an epoch is installed; here it is polled this often."""
 
 
 class HungUp(BaseException):
@@ -325,7 +325,7 @@ class SimSession:
         return look(self.machine)
 
     def check_process(self, operation: str) -> None:
-        """Nobody forks here."""
+        """There are no forks here."""
 
     def check_usable(self, operation: str) -> None:
         if self.machine.ended:
@@ -376,7 +376,7 @@ class SimEngine:
         return None if ended is None else _result(ended)
 
     def wait_op(self, op: int, timeout_s: float) -> bool:
-        """Until the op has ended: nobody is in a hurry here."""
+        """Until the op has ended, without a timeout."""
         if op not in self._ended and self._peer.look_at(op) is None:
             try:
                 self._ended[op] = self._line.ask(Wait(op))

@@ -1,4 +1,4 @@
-"""Faults drawn from a seed: what goes wrong, with whom, when, and for how long.
+"""Faults drawn from a seed: what goes wrong, at which peer, when, and for how long.
 
 A plan spares at least one peer, and everything that is not final ends by itself: cuts heal, the frozen wake, links
 get fast again, dials go through. So after a plan's end every program that still runs must come to its own end.

@@ -35,7 +35,7 @@ class GarbageClient:
         self._network.send(end, noise[: end.room])
 
     def accepted(self, end: End) -> None:
-        raise AssertionError("nobody dials a garbage client")
+        raise AssertionError("a garbage client is never dialled")
 
     def received(self, end: End, chunk: bytes) -> None:
         pass

@@ -7,12 +7,12 @@ answer may be lost; the operation may be late. Besides, lives are paused, cut of
 later, their clocks jump by an hour, and the store stands still, is emptied or put back.
 
 What is checked, for any protocol, by what lives really did:
-- nobody wins an iteration that somebody else has won;
+- no rank wins an iteration that another one has won;
 - what a life is handed grows by one; it may skip only what it had no part in;
-- nobody begins n while somebody who is healthy, and began n - 1, has not finished it;
-- nobody goes on with a store that is not the one it knew;
-- once the faults have stopped, everybody goes on.
-And for the record, at every change: its versions, fences and members, the quorum, and that nobody came back who was
+- no rank begins n while a healthy rank that began n - 1 has not finished it;
+- no rank continues with a store that is not the one it knew;
+- once the faults have stopped, all ranks continue.
+And for the record, at every change: its versions, fences and members, the quorum, and that no rank came back that was
 superseded.
 """
 
@@ -48,7 +48,7 @@ from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
 PREFIX = "run"
 TIMING = LivenessTiming(heartbeat_s=1.0, inactive_after_s=6.0)
 SETTLED = 3
-"""So many iterations everybody must be handed once the faults have stopped."""
+"""So many iterations all ranks must get once the faults have stopped."""
 
 Kind = Literal["crash", "pause", "cut", "twin", "leave", "jump", "outage", "wipe", "restore"]
 Moment = Literal["crash", "crash after"]
@@ -224,7 +224,7 @@ class Simulated:
         before = {life.incarnation: len(life.log) for life in self.lives}
         limit_ns = self.sched.now + 150_000 * MS
         if not self.sched.run_until(lambda: self._is_settled(before), limit_ns):
-            raise Broken(f"nobody goes on: {self._stuck()}")
+            raise Broken(f"no rank continues: {self._stuck()}")
         self.checks.at_end()
 
     def _is_settled(self, before: dict[str, int]) -> bool:
@@ -265,7 +265,7 @@ class Simulated:
                 self.sched.after(trouble.for_ms * MS, self._back)
                 if self.story.has_leases:
                     for life in self.lives:
-                        life.is_troubled = True  # a lease goes on ending while nobody can renew it
+                        life.is_troubled = True  # leases keep expiring while they cannot be renewed
                 return
             case "wipe" | "restore":
                 self._go_back(trouble)
@@ -360,7 +360,7 @@ class Simulated:
         life.driver = MemoryDriver(self.server, sleep=lambda seconds: None, fault=lambda call: life.fault)
         life.fault = self._draw_fault(life)
         try:
-            # No patience: the steps have their own, and the time of an operation stands still.
+            # No timeout here: the steps have their own, and an operation takes no simulated time.
             nonce = f"{self.history}/{life.incarnation}"
             life.client = StoreClient(life.driver, prefix=PREFIX, timeout_s=0.001, now_ns=lambda: 0, nonce=nonce)
         except StoreUnreachable:
@@ -525,7 +525,7 @@ class Simulated:
         self._noticed()
 
     def _noticed(self) -> None:
-        """Check the record if it has changed, and wake those who wait for it."""
+        """Check the record if it has changed, and wake the waiters."""
         self.checks.look(self.server, RECORD, self.history)
         for waiting in [one for one in self._waiting if version_of(self.server.entries.get(one[0])) != one[1]]:
             self._waiting.remove(waiting)
@@ -614,9 +614,9 @@ class Checks:
                 raise Broken(f"{life} lost iteration {number}, in which the others waited for it")
 
     def superseded(self, life: "RankProcess") -> None:
-        """A life reports that another one has taken its seat."""
+        """A life reports that another one has registered for its rank."""
         if not any(one.rank == life.rank and one is not life for one in self._lives):
-            raise Broken(f"{life} believes that it was superseded, and there is nobody else")
+            raise Broken(f"{life} believes that it was superseded, and there is no other one")
 
     def refused(self, life: "RankProcess", history: int) -> None:
         """A life reports that the store went back."""
@@ -656,7 +656,7 @@ class Checks:
             raise Broken(f"the record's version went from {before.version} to {record.version}")
         if record.fence < before.fence:
             raise Broken(f"the fence went from {before.fence} to {record.fence}")
-        self._check_seats(before, record)
+        self._check_registrations(before, record)
         if record.iteration == before.iteration:
             return
         if record.iteration != before.iteration + 1:
@@ -664,18 +664,18 @@ class Checks:
         self._members[history, record.iteration] = record.members
         self._check_advance(before, record)
 
-    def _check_seats(self, before: Record, record: Record) -> None:
-        for rank, seat in before.roster.items():
+    def _check_registrations(self, before: Record, record: Record) -> None:
+        for rank, entry in before.roster.items():
             now = record.roster.get(rank)
             if now is None:
-                raise Broken(f"rank {rank} lost its seat")
-            if now.incarnation != seat.incarnation:
-                self._ousted.add(seat.incarnation)
-                if now.fence <= seat.fence:
-                    raise Broken(f"rank {rank} was taken over with fence {now.fence}, after {seat.fence}")
-        for seat in record.roster.values():
-            if seat.incarnation in self._ousted:
-                raise Broken(f"{seat.incarnation} speaks again although it was superseded")
+                raise Broken(f"rank {rank} lost its registration")
+            if now.incarnation != entry.incarnation:
+                self._ousted.add(entry.incarnation)
+                if now.fence <= entry.fence:
+                    raise Broken(f"rank {rank} was taken over with fence {now.fence}, after {entry.fence}")
+        for entry in record.roster.values():
+            if entry.incarnation in self._ousted:
+                raise Broken(f"{entry.incarnation} is registered again although it was superseded")
 
     def _check_advance(self, before: Record, record: Record) -> None:
         lives = {life.incarnation: life for life in self._lives}
@@ -696,7 +696,7 @@ class Checks:
                 raise Broken(f"{life} was left behind in {before.iteration}, and nothing ever happened to it")
 
     def at_end(self) -> None:
-        """Everybody's log once more, as a whole."""
+        """The logs of all ranks once more, as a whole."""
         for life in self._lives:
             if life.log != sorted(set(life.log)):
                 raise Broken(f"{life} was handed {life.log}")

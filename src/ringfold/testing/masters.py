@@ -1,4 +1,4 @@
-"""Masters that are lost and replaced: the journal they share, who leads, and what happens to leaders.
+"""Masters that are lost and replaced: the journal they share, which one leads, and what happens to leaders.
 
 There may be several hosts for masters, of which one leads. The journal of a run is a value with compare-and-set; a
 write takes time, and a process may die, freeze or be deposed before, during and after it. A new leader reads the
@@ -30,8 +30,8 @@ DOOMS = ("Record", "Record", "CallDone", "SyncDone", "SyncPlan", "Seal", "Instal
 
 
 class SimStore:
-    """The place of the journals: a value for each run, which only who knows its version may replace; and the list of
-    runs with the newest fence, to which only who wrote that fence may add."""
+    """The place of the journals: a value for each run, which only a master that knows its version may replace; and the
+    list of runs with the newest fence, to which only the master with that fence may add."""
 
     def __init__(self) -> None:
         self.journals: dict[str, bytes] = {}
@@ -117,7 +117,7 @@ def _begin(sim: "Simulation", fault: MasterFault) -> None:
 
 
 def lead_later(sim: "Simulation", after_ms: float) -> None:
-    """Somebody leads, after so long; if somebody newer does by then, nobody else."""
+    """A master leads after that time, unless a newer one leads by then."""
     fence = sim.store.fence
 
     def begin() -> None:

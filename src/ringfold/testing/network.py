@@ -44,7 +44,7 @@ class Process(Protocol):
     """What the network calls on the process that runs on a host."""
 
     def accepted(self, end: "End") -> None:
-        """Somebody connected to the port this process listens on."""
+        """A client connected to the port that this process listens on."""
 
     def opened(self, end: "End") -> None:
         """A connection that this process dialled is established."""
@@ -385,7 +385,7 @@ class Network:
         if end.closed:
             return
         if end.host.frozen:
-            end.starved = True  # it asks again when it wakes
+            end.starved = True  # it requests it again when it wakes
             return
         end.host.process.writable(end)
 

@@ -115,7 +115,7 @@ class SimMaster:
         self._conns: dict[int, _Control] = {}
         self._watched: dict[str, list[Effect]] = {}
         self._names: dict[int, str] = {}
-        """Who was at the other end, also when it is gone."""
+        """The other end, also when it is gone."""
         self._ticking = True
         self._last_tick = sim.scheduler.now
         sim.scheduler.after(TICK_NS, self._tick)
@@ -141,7 +141,7 @@ class SimMaster:
         self._step(ConnectionOpened(end.id, end.remote.name, self.sim.rng.randbytes(NONCE_BYTES)))
 
     def opened(self, end: End) -> None:
-        raise AssertionError("the master dials nobody")
+        raise AssertionError("the master never dials")
 
     def received(self, end: End, chunk: bytes) -> None:
         control = self._conns.get(end.id)
@@ -269,13 +269,13 @@ class SimMaster:
             self.sim.network.kill(self.host)
 
     def _slept_too_long(self) -> bool:
-        """Whether it must not decide any more, by its own clock. If somebody else leads it may well miss that here."""
+        """Whether it must not decide any more, by its own clock. It may not notice that another master leads."""
         if self._store is None or self.sim.scheduler.now - self._last_tick <= LEASE_MS * MS:
             return False
         return self._store.fence == self.fence or self.sim.rng.random() < 0.5
 
     def _lost_lease(self) -> None:
-        """It slept through its lease: somebody else leads, or it starts again."""
+        """It slept through its lease: another master leads, or it starts again."""
         self.die("has lost its lease")
         lead_later(self.sim, self.sim.rng.uniform(1, 50))
 

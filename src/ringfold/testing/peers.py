@@ -222,7 +222,7 @@ class SimPeer:
             action()
 
     def check_neighbours(self) -> None:
-        """All peers keep to the protocol on their lanes: nobody may have taken a neighbour for one who does not."""
+        """All peers follow the protocol on their lanes: none may have reported a violation by a neighbour."""
         if self.core.stats()["lane_violations"]:
             raise Violation(f"{self.name} dropped the lanes of a neighbour that keeps to the protocol")
 
@@ -398,7 +398,7 @@ class SimPeer:
         self._last_op = info
 
     def call_returned(self, kind: VoteKind, outcome: CallSucceeded) -> bool:
-        """The program goes on after a run-wide call, which answers whether somebody is pending."""
+        """The program goes on after a run-wide call, which answers whether peers are pending."""
         self.last_call = outcome
         if kind != "pending":
             self._last_op = None

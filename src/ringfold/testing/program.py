@@ -24,7 +24,7 @@ from ringfold.wire.messages import Offer, PendingQuestion, SyncStrategy
 Array = npt.NDArray[Any]
 
 USUAL_TIMEOUT_MS = 300_000
-"""A call with this one did not ask for a timeout of its own: it has the peer's (`Setup.op_timeout_ms`)."""
+"""A call with this one has no timeout of its own: it has the peer's (`Setup.op_timeout_ms`)."""
 AGREE_TAG = 99
 """The tag of ops in which members agree on how to go on. Other ops are not for peers whose state is torn."""
 
@@ -100,7 +100,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTopology:
-    """Admit who has registered, as soon as every accepted peer of the run asks for it; resumed with the world size."""
+    """Admit the registered peers, as soon as every accepted peer of the run calls it; resumed with the world size."""
 
     min_world: int = 0
     timeout_ms: int = USUAL_TIMEOUT_MS
@@ -108,7 +108,7 @@ class UpdateTopology:
 
 @dataclass(frozen=True, slots=True)
 class OptimizeTopology:
-    """Measure the links and give every group its best ring, as soon as every accepted peer of the run asks for it."""
+    """Measure the links and give every group its best ring, as soon as every accepted peer of the run calls it."""
 
     timeout_ms: int = USUAL_TIMEOUT_MS
 
@@ -203,7 +203,7 @@ Program = Generator[Request, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a collective that succeeded returns: in which epoch, and who contributed."""
+    """What a collective that succeeded returns: in which epoch, and which peers contributed."""
 
     epoch: int
     contributors: tuple[int, ...]

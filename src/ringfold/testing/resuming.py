@@ -1,4 +1,4 @@
-"""Everybody is killed, again and again: stories of runs that go on from checkpoints.
+"""All peers are killed, repeatedly: simulated runs that continue from checkpoints.
 
 A story has a few names, each with a disk of its own that outlives its processes, and some phases. In a phase some of
 them are started, at different moments, with the production loop of `steps` over their disk; then all are killed, and
@@ -6,7 +6,7 @@ now and then the master too. Between phases disks lose files: a save that was cu
 a run finds that its state is lost, the next phase begins with `rollback=True`. In the last phase all come, and the
 story ends when they are through.
 
-The checks are those of every sync (`sync_checks.py`). Besides, `StateLost` must not reach a program while somebody
+The checks are those of every sync (`sync_checks.py`). Besides, `StateLost` must not reach a program while a peer
 could have loaded a checkpoint of the run's history.
 """
 
@@ -104,7 +104,7 @@ class SimDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One life of the run: who comes when, how it steps, and how it ends."""
+    """One life of the run: which peers come when, how it steps, and how it ends."""
 
     starts: tuple[tuple[str, float], ...]
     every: int
@@ -124,7 +124,7 @@ class ResumeSchedule:
     size: int
     think_ms: float
     run: str
-    """The default run begins again where nobody has anything to go on from, and a named one is lost."""
+    """The default run begins again where no peer has anything to continue from, and a named one is lost."""
 
 
 @dataclass(slots=True)

@@ -178,7 +178,7 @@ class Runner:
         return outcome
 
     def _carry_out(self, request: Request) -> tuple[bool, Outcome]:
-        """Begin what the program asks for: (True, _) if it waits, else what it goes on with."""
+        """Start what the program requests: (True, _) if it waits, else the value that it continues with."""
         peer = self._peer
         self.doing = _words(request)
         self.at_work_since = peer.sim.scheduler.now if isinstance(request, Sleep) else None

@@ -58,7 +58,7 @@ def _draw(rng: Random, seed: int, name: str) -> Beside:
     else:
         work = Looping(seed=seed, until=rng.randint(4, 15), check_every=rng.choice((1, 3)), size=60, think_ms=think_ms)
     is_killed = rng.random() < 0.5
-    kills = tuple((who, rng.uniform(0, 300)) for who in rng.sample(range(peers), rng.randint(1, peers)) if is_killed)
+    kills = tuple((peer, rng.uniform(0, 300)) for peer in rng.sample(range(peers), rng.randint(1, peers)) if is_killed)
     return Beside(name, peers, work, kills, rng.choice((20, 300)))
 
 
@@ -82,7 +82,7 @@ class SeveralMaster(SimMaster):
 
 
 def run_several(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
-    """Run one seed of several runs; a broken promise raises SimulationFailure."""
+    """Run one seed of several runs; a violation raises SimulationFailure."""
     scenario, beside = draw_failover(seed, base or Setup(shell=SeveralMaster)), draw_beside(seed)
     sim = Simulation(seed, scenario.setup, echo=echo)
     try:
@@ -102,8 +102,8 @@ def _run(sim: Simulation, scenario: Scenario, beside: list[Beside]) -> Outcome:
         inject_master(sim, master_fault)
     for other in beside:
         members = sim.cluster(other.peers, program=other.program, within_ms=other.within_ms, run=other.name).peers
-        for who, at_ms in other.kills:
-            sim.touched.add(members[who].name)
-            sim.scheduler.at(int(at_ms * 1_000_000), members[who].kill)
+        for peer, at_ms in other.kills:
+            sim.touched.add(members[peer].name)
+            sim.scheduler.at(int(at_ms * 1_000_000), members[peer].kill)
     sim.run_until(cluster.finished, limit_ms=scenario.limit_ms)
     return outcome_of(sim)

@@ -73,7 +73,7 @@ class Setup:
     paths: int = 1
     """Addresses of every peer, each with conditions of its own."""
     op_timeout_ms: int = 300_000
-    """Of calls that ask for no timeout of their own."""
+    """Of calls without a timeout of their own."""
     planted: str = ""
     """A bug for the engine, by name. See `tests/planted`."""
     first_sequence: int = 0
@@ -136,13 +136,13 @@ class Simulation:
         self.touched: set[str] = set()
         """Peers that a fault was about: they may be evicted for it."""
         self.finished_runs: set[str] = set()
-        """Runs with names, which admit nobody any more."""
+        """Named runs that admit no peer any more."""
         self.master_was_silent = False
         self.judges_evictions = False
         self.rejoin = False
         """Whether a peer that was evicted joins again."""
         self.at_next_sync: list[Callable[[list[int], list[int]], None]] = []
-        """What to do when the master has planned the next sync, given who holds the state and who fetches it."""
+        """What to do when the master has planned the next sync, given the holders and the receivers of the state."""
         self.at_next_admission: list[Callable[[list[str]], None]] = []
         """What to do when members are next notified of newcomers, given their names."""
         self._program: ProgramOf | None = None
@@ -184,7 +184,7 @@ class Simulation:
         """Add a line to the trace."""
         self.scheduler.trace.note(self.scheduler.now, who, what)
 
-    # Who takes part
+    # Participants
 
     def cluster(
         self,
@@ -231,7 +231,7 @@ class Simulation:
         return peer
 
     def was_cast_out(self, peer: SimPeer) -> None:
-        """A peer's program ended because the run went on without it. Somebody may start it again."""
+        """A peer's program ended because the run went on without it. It may be started again."""
         if peer.run in self.finished_runs and f"run {peer.run} finished" in str(peer.error):
             return  # it came too late
         self.check_cast_out(peer, peer.error)
@@ -240,7 +240,7 @@ class Simulation:
             self.join(program, group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100), run=peer.run)
 
     def check_cast_out(self, peer: SimPeer, error: RingfoldError | None) -> None:
-        """Nobody is evicted without a fault that was about it."""
+        """No peer is evicted without a fault of its own."""
         excused = peer.name in self.touched or (self.master_was_silent and isinstance(error, MasterUnreachable))
         if self.judges_evictions and not excused:
             raise Violation(f"{peer.name} was evicted, and no fault was about it: {error}")
@@ -367,7 +367,7 @@ class Simulation:
         self.scheduler.after(int(for_ms * MS), heal)
 
     def crash_holders(self, *, within_ms: float) -> None:
-        """When somebody next fetches state, kill everybody who has it, one after the other."""
+        """When a peer next fetches state, kill all peers that have it, one after the other."""
 
         def begin(holders: list[int], receivers: list[int]) -> None:
             if not receivers:
@@ -381,7 +381,7 @@ class Simulation:
         self.at_next_sync.append(begin)
 
     def crash_newcomer(self, *, within_ms: float) -> None:
-        """When somebody is next admitted to others, kill one of those, before it is of any use."""
+        """When a peer is next admitted, kill one of the members, before it is of any use."""
 
         def begin(newcomers: list[str]) -> None:
             name = self.rng.choice(newcomers)
@@ -421,7 +421,7 @@ class Simulation:
 
     def _unfinished(self) -> str:
         waiting = [f"{peer.name} ({peer.doing})" for peer in self.peers if peer.busy]
-        return ", ".join(waiting) or "nobody is busy"
+        return ", ".join(waiting) or "no peer is busy"
 
     def _soon(self, within_ms: float, action: Callable[..., object], *arguments: object) -> None:
         if within_ms <= 0:

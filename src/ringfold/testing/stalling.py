@@ -2,11 +2,11 @@
 
 A step of a training loop (`workloads.py`) may begin with a pause, drawn from (seed, group, step) for all members alike:
 
-* a few hang, for longer than the watchdog allows: they may be evicted, and nobody else;
-* everybody is slow, with different speeds: nobody may be evicted;
+* a few hang, for longer than the watchdog allows: they may be evicted, and no others;
+* all are slow, with different speeds: none may be evicted;
 * one is busy by its own report, for as long: it must not be evicted; or it stays longer than it reported, and may be.
 
-Judged at each eviction for a stall (`judge_stall`), by what programs really do then: those who are evicted had hung,
+Judged at each eviction for a stall (`judge_stall`), by what programs really do then: those that are evicted had hung,
 were a strict minority where the watchdog decided it, and no other member was at its own work. In the end, as in every
 run, all others must have finished their steps.
 """
@@ -37,7 +37,7 @@ class Stalls:
     timeout_ms: int
     """What the watchdog allows."""
     longest_ms: int
-    """How long the longest pause of one who hangs is."""
+    """The longest pause of a peer that hangs."""
     hangs: float = 0.1
     slow: float = 0.1
     busy: float = 0.1
@@ -78,7 +78,7 @@ def judge_stall(sim: "Simulation", run: str, notice: "PeersStalled") -> None:
             raise Violation(f"peer {number} is evicted for a stall, and has neither hung nor met a fault: {notice}")
     if notice.limit.startswith("stall_timeout_s"):
         if len(notice.peers) >= len(notice.waiting):
-            raise Violation(f"those who are evicted for a stall are no minority: {notice}")
+            raise Violation(f"the peers evicted for a stall are no minority: {notice}")
         working = [number for number in notice.waiting if number in by_id and _works(sim, by_id[number].at_work_since)]
         if working:
             raise Violation(f"peers {working} are at their own work, and others are evicted for a stall: {notice}")

@@ -1,8 +1,8 @@
 """Programs with shared state: the training loop of `Communicator.steps`, and one that calls for every sync itself.
 
 Both keep a *disk*: what members saved after syncs, for all processes of a group to load. A process that starts has a
-fresh state, or one from the disk, or a foreign one that belongs to another history (somebody's old checkpoint): only
-who may vote decides what becomes of it.
+fresh state, or one from the disk, or a foreign one that belongs to another history (an old checkpoint): the rules of
+voting decide what becomes of it.
 
 A model changes by what an op gave, so members that hold the same bits and reduce together go on holding the same bits.
 Whatever else may happen to a state happens in `Syncing`, to single peers, as a function of (seed, peer): a bit flips, a
@@ -65,7 +65,7 @@ class Looping:
     rejoin: bool = False
     """Whether an evicted peer joins again in the loop. The arrays of an op then have the same size in all steps."""
     sigterm: Literal["", "one", "all"] = ""
-    """Who gets SIGTERM, sometime."""
+    """Which peers get SIGTERM, at some time."""
     skips: float = 0.0
     """How often a peer leaves a step out, as a `continue` in the wrong place does. One side of that is evicted."""
     silent: float = 0.0
@@ -107,7 +107,7 @@ class Disk:
         self._saved: dict[tuple[int, int], dict[str, Array]] = {}
         self.restarts = 0
         self.is_lost = False
-        """Somebody found that the state is lost, and not on the disk either: from now on all agree to a rollback."""
+        """A peer found that the state is lost, and not on the disk either: from now on all agree to a rollback."""
 
     def save(self, group: int, state: SharedState) -> None:
         self._saved[group, state.revision] = {name: np.array(array) for name, array in state.arrays.items()}
@@ -208,7 +208,7 @@ def looping(work: Looping) -> ProgramOf:
             if not work.skips:
                 raise
         except DeadlineExceeded:
-            pass  # nobody came
+            pass  # no peer came
         me.digest = f"{model.state.revision}"
 
     return blocking(main)
@@ -244,7 +244,7 @@ def _reduce(
         handle.wait()
     for reduced in waited:
         learn(reduced)
-    # What nobody waits for is over when the step is.
+    # Ops that are not waited for end with the step.
     if work.overlap != "none":
         step.all_reduce_async(np.ones(3, np.int64), tag=len(calls))
 
@@ -306,7 +306,7 @@ def _sync(work: Syncing, me: Self, model: SimulatedModel, disk: Disk, draw: Rand
         failed = np.zeros(1, np.int64)
         timeout_ms = draw.randint(1, 200) if draw.random() < work.hurries else 300_000
         meddle = (draw.uniform(0, 20), lambda: model.flip(draw)) if draw.random() < work.meddles else None
-        # Whatever cannot be mended otherwise is, after a while, by going on from what is there.
+        # What cannot be repaired otherwise is, after a while, by continuing from what is there.
         rollback = disk.is_lost or attempt > 5
         try:
             strategy = _strategy(work, me, attempt, draw)

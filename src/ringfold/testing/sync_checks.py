@@ -4,7 +4,7 @@ Terms. A *content* is the digest of all arrays that count, by name, dtype, shape
 bytes themselves, so that nothing rests on the hashes that are under test. A peer's state is *at rest* while its program
 waits in anything but a sync, and between a sync's end and the program's next call.
 
-What is known: every offer with its content (from the peer), who was sent a plan and who was sent the end of the sync
+What is known: every offer with its content (from the peer), which peers were sent a plan and which the end of the sync
 (from the master's messages), and what every peer held at its end of the sync.
 
 Checked at once:
@@ -16,7 +16,7 @@ Checked at once:
   history (`_chain`, from the contents of finished syncs: lineages are under test), and no newer one was listed;
 - revisions of a group never go back without a rollback (when the last members leave, of their own accord and with the
   state, the group's history has come to its end, and a new one begins);
-- who succeeds in a sync holds the winner's content and revision, bit by bit;
+- a peer that succeeds in a sync holds the winner's content and revision, bit by bit;
 - a peer that failed before any plan holds what it held before, and one that failed later and holds something else
   offers it as torn ever after, until the program has replaced it;
 - what may differ is never written to, and a state at rest is never written to;
@@ -91,7 +91,7 @@ class SyncHistory:
         self._last: dict[int, _Finished] = {}
         self._torn: dict[PeerId, Bits] = {}
         self._whole: set[Content] = set()
-        """Everything that anybody offered as whole."""
+        """Everything that a peer offered as whole."""
         self._at_rest: dict[PeerId, tuple[Snapshot, Bits]] = {}
         self._watched: dict[PeerId, Snapshot] = {}
         self._took_part: dict[PeerId, int] = {}
@@ -187,7 +187,7 @@ class SyncHistory:
     def stepped(self, peer: PeerId, revision: int) -> None:
         """A step loop begins the step `revision`.
 
-        One that is out of the run by now may have been the only one to commit a small op: nobody is compared with it.
+        One that is out of the run by now may have been the only one to commit a small op: no peer is compared with it.
         """
         members = set[PeerId]().union(*self._members.values())
         if peer not in members:
@@ -216,7 +216,7 @@ class SyncHistory:
         sync.voters[peer] = call
 
     def all_planned(self, number: int) -> None:
-        """Everybody who takes part has been sent the plan."""
+        """All participants have been sent the plan."""
         self.begun += 1
         self._judge(self._syncs[number])
 
@@ -257,14 +257,14 @@ class SyncHistory:
             chain = before if point in before else (*before, point)
         self._chain[sync.group] = self._chains[sync.group, point] = chain
 
-    # Who may win
+    # Which states may win
 
     def _judge(self, sync: _Sync) -> None:
         chain = self._chain.get(sync.group, ())
         candidates, is_rollback = _candidates(sync, chain)
         sync.goes_back = is_rollback
         if not candidates:
-            raise Violation(f"sync {sync.number}: nobody's state may win, and the master planned {sync.holders}'s")
+            raise Violation(f"sync {sync.number}: no peer's state may win, and the master planned {sync.holders}'s")
         last = sync.last
         if last is not None and sync.revision < last.revision and not is_rollback:
             went_back = f"revision {sync.revision} wins after {last.revision}, without a rollback"
@@ -288,7 +288,7 @@ class SyncHistory:
                 raise Violation(f"sync {sync.number}: peer {peer} is to give its state, which did not win{torn}")
 
     def _check_listed(self, sync: _Sync) -> None:
-        """A run that resumes does so from the newest checkpoint that anybody could have loaded."""
+        """A run that resumes does so from the newest checkpoint that a peer could have loaded."""
         for call in sync.voters.values():
             for branch in call.offer.checkpoints:
                 if branch.revision > sync.revision and self.is_reached(sync.group, branch):
@@ -297,7 +297,7 @@ class SyncHistory:
 
 
 def _candidates(sync: _Sync, chain: tuple[Point, ...]) -> tuple[list[_Offered], bool]:
-    """Who may win among those who were planned, and whether that is a rollback."""
+    """Which of the planned peers may win, and whether that is a rollback."""
     whole = [call for call in sync.voters.values() if not call.is_torn]
     voting = [call for call in whole if call.offer.strategy != "receive-only"]
     last = sync.last

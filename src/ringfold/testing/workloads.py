@@ -1,6 +1,6 @@
 """Programs that simulated peers run: a training loop, and what its steps consist of.
 
-Everybody in a group must make the same calls in the same order, so a step's ops are a function of (seed, group, step)
+All members of a group must make the same calls in the same order, so a step's ops are a function of (seed, group, step)
 and of nothing else. What a peer passes in is a function of (peer, step, position) in small whole numbers: exact in
 every dtype and in any order of summation, and different for every peer and step, so that a sum over the wrong members
 or of the wrong steps shows. The "model" is a number that only grows with every reduced gradient, so a newcomer that
@@ -56,7 +56,7 @@ class Training:
     patience: int = 40
     """How often a peer that is alone looks for others before it gives up."""
     asks_again: bool = False
-    """Whether an admission is followed by the question who else is pending, before the first op."""
+    """Whether an admission is followed by `are_peers_pending`, before the first op."""
     leave_after: tuple[tuple[int, int], ...] = ()
     """(peer id, steps it takes part in) for those that leave early."""
     burst: int = 0
@@ -67,15 +67,15 @@ class Training:
     founders: int = 0
     """Peers with higher ids join a run that trains already,"""
     wrong: float = 0.0
-    """and this share of them makes calls that nobody else makes."""
+    """and this share of them makes calls that no other peer makes."""
     stalls: Stalls | None = None
-    """What steps begin with: somebody hangs, or all are slow."""
+    """What steps begin with: a peer hangs, or all are slow."""
     optimise_every: int = 0
     """Before every so many steps the links are measured and the ring is chosen again; 0: never."""
     update_every: int = 0
     """Before every so many steps the topology is updated, also if no peer is pending; 0: never."""
     silent: float = 0.0
-    """The share of reductions to which a peer contributes nothing; to some nobody does, if it is not 0."""
+    """The share of reductions to which a peer contributes nothing; to some none does, if it is not 0."""
 
 
 def training(work: Training) -> ProgramOf:

@@ -632,7 +632,7 @@ class LocalCluster:
         self.endpoint(name).may_exit = True
 
     def wait_exit(self, name: str, timeout_s: float) -> int:
-        """Wait for the end of a process; its exit status. Messages of it that nobody has received are discarded."""
+        """Wait for the end of a process; its exit status. Its messages that were not received are discarded."""
         status = self.processes[name].wait(timeout_s)
         with self._changed:
             self.endpoint(name).messages.clear()

@@ -73,14 +73,14 @@ def _search(ring: list[int], bad_edges: Set[Edge]) -> list[int] | None:
     """Depth-first: extend a path from the first member by the next one in the preferred ring."""
     size = len(ring)
     budget = STEP_BUDGET if size > EXACT_MEMBERS else size * size << size
-    everybody = (1 << size) - 1
+    all_members = (1 << size) - 1
     dead: set[tuple[int, int]] = set()
     path, used = [0], 1
     choices = [iter(range(1, size))]
     while path and budget:
         budget -= 1
         here = path[-1]
-        if used == everybody and (ring[here], ring[0]) not in bad_edges:
+        if used == all_members and (ring[here], ring[0]) not in bad_edges:
             return [ring[place] for place in path]
         step = next(choices[-1], None)
         if step is None:

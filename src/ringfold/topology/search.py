@@ -74,12 +74,12 @@ def bound(rate: Matrix) -> float:
 
 def _may_hold_a_ring(allowed: npt.NDArray[np.bool_]) -> bool:
     rows, columns = rows_of(allowed), rows_of(allowed.T)
-    everybody = (1 << len(rows)) - 1
+    all_members = (1 << len(rows)) - 1
     return (
-        _reached(rows, 0, everybody) == everybody == _reached(columns, 0, everybody)
+        _reached(rows, 0, all_members) == all_members == _reached(columns, 0, all_members)
         and cover_of(rows, []) is not None
         and all(
-            _one_reaches_all(side, everybody ^ 1 << place) for place in range(len(rows)) for side in (rows, columns)
+            _one_reaches_all(side, all_members ^ 1 << place) for place in range(len(rows)) for side in (rows, columns)
         )
     )
 

@@ -24,7 +24,7 @@ def list_peers(peers: Iterable[PeerId]) -> str:
     ids = [str(peer) for peer in sorted(peers)]
     match ids:
         case []:
-            return "nobody"
+            return "no peer"
         case [only]:
             return f"peer {only}"
         case [*most, last]:

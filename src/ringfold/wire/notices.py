@@ -210,8 +210,8 @@ class RunBegun(Notice, frozen=True, tag="run_begun"):
         if self.lost is None:
             return begun
         return (
-            f"{begun}: it was abandoned at revision {self.lost}, and nobody brought a checkpoint. To be told instead, "
-            "give the run a name"
+            f"{begun}: it was abandoned at revision {self.lost}, and no peer brought a checkpoint. To get an error "
+            "instead, give the run a name"
         )
 
 
@@ -325,8 +325,8 @@ class ResumeDelayed(Notice, frozen=True, tag="resume_delayed"):
     def __str__(self) -> str:
         return (
             f"group {self.group}: revision {self.revision} is lost with all peers that had it. Before the run goes on "
-            f"from a checkpoint it waits for {', '.join(map(repr, self.names))}, who may have a newer one: for another "
-            f"{self.left_ms / 1_000:.0f} s (resume_wait_s)"
+            f"from a checkpoint it waits for {', '.join(map(repr, self.names))}, which may have a newer one: for "
+            f"another {self.left_ms / 1_000:.0f} s (resume_wait_s)"
         )
 
 

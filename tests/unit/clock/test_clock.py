@@ -21,7 +21,7 @@ WINDOW = 4 * SECOND
 def mapping(
     t0: int, shift: int = 0, rate: float = 0.0, low: int = -500, high: int = 500, growth: float = 1e-7
 ) -> NodeClock:
-    """Global time is UNIX + the node's clock, and this mapping is `shift` beside it at t0."""
+    """Global time is UNIX + the node's clock, and this mapping is off by `shift` at t0."""
     return NodeClock(1, t0, UNIX + t0 + shift, rate, 20.0, low, high, growth)
 
 
@@ -145,7 +145,7 @@ def test_now_never_goes_back_and_never_jumps(
 @given(st.integers(0, 10**6), st.integers(2, 8))
 @settings(max_examples=60)
 def test_bounds_contain_the_truth_also_while_slewing(seed: int, count: int) -> None:
-    """The node drifts against global time; every mapping is wrong, within its own bound. So is every answer."""
+    """The node drifts against global time; every mapping is off by less than its bound, and so is every answer."""
     random = Random(seed)
     drift, offset = Fraction(random.randint(-30_000, 30_000), 10**9), random.randint(-(10**17), 10**17)
 

@@ -614,7 +614,7 @@ def test_no_input_breaks_the_machine_and_honest_peers_end_up_in_an_epoch(
 
 
 def answer_honestly(stage: Stage) -> None:
-    """Everybody answers the last Seal or Record that it got, as far as the master waits for it."""
+    """All peers answer the last Seal or Record that they got, as far as the master waits for them."""
     waited_for = {peer for waiting in stage.master.waiting(stage.now) for peer in waiting.missing}
     status = stage.master.status(stage.now)
     peers = {peer.peer: peer for peer in status.peers}

@@ -167,7 +167,7 @@ def test_different_descriptors_are_a_mismatch_that_names_the_first() -> None:
     assert (caught.value.first, caught.value.first_descriptor) == (3, b"d" * 32)
 
 
-# Calls that cannot meet
+# Conflicting calls
 
 
 def test_different_calls_clash_when_they_have_lasted() -> None:

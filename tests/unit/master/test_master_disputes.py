@@ -33,7 +33,7 @@ A, B, C = 1, 2, 3
         ({1: A, 2: B, 3: B, 4: A}, [1, 2, 3, 4], [1, 2], [2, 3]),  # a tie of all, too: the longest member is right
         ({1: A, 2: B, 3: C}, [1, 2, 3], [], [2, 3]),
         ({1: A, 2: A, 3: A}, [1, 2, 3], [], None),  # no member disagrees any more
-        ({3: A, 4: B, 5: B}, [3, 4, 5], [1, 2], [3]),  # the incumbents are gone: everybody decides
+        ({3: A, 4: B, 5: B}, [3, 4, 5], [1, 2], [3]),  # the incumbents are gone: all members decide
     ],
 )
 def test_the_wrong_side(

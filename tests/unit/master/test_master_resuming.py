@@ -65,7 +65,7 @@ def synced(revision: int = 12, count: int = 2) -> tuple[Run, m.Lineage]:
 
 
 def all_lost(revision: int = 12, wait_ms: int = WAIT_MS) -> tuple[Run, m.Lineage]:
-    """The same after everybody was killed, and the master too."""
+    """The same after all peers were killed, and the master too."""
     run, lineage = synced(revision)
     assert run.last is not None
     later = Run(decode(encode(run.last), "here"), fence=2, wait_ms=wait_ms)
@@ -298,7 +298,7 @@ def test_a_lost_state_waits_too_before_it_is_an_error() -> None:
     [failed] = [each for each in sent(run.wait(WAIT_MS), 1) if isinstance(each, m.CallFailed)]
     assert failed.reason.kind == "state_lost"
     again = run.vote(1, 3, offer(1), ballot=10)
-    assert [each for each in sent(again, 1) if isinstance(each, m.CallFailed)], "nobody is waited for twice"
+    assert [each for each in sent(again, 1) if isinstance(each, m.CallFailed)], "no peer is waited for twice"
 
 
 def test_the_default_run_waits_too_before_it_starts_again() -> None:

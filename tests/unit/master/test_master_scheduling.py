@@ -47,7 +47,7 @@ def test_a_flood_of_one_run_delays_another_by_no_more_than_its_share() -> None:
 def test_a_frame_that_arrives_while_others_flood_is_handled_in_the_same_turn() -> None:
     loop = Loop({("flood", conn): 100_000 for conn in range(50)})
     loop.turn()
-    assert loop.turns.budget("calm") == QUANTUM, "the flood has spent its own share, and nobody else's"
+    assert loop.turns.budget("calm") == QUANTUM, "the flood has spent its own share, and not the other's"
     assert loop.turns.budget("flood") == 0
 
 

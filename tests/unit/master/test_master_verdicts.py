@@ -35,7 +35,7 @@ def test_an_op_that_a_survivor_does_not_list_aborts() -> None:
 
 
 def test_the_count_of_a_peer_that_committed_is_that_of_all() -> None:
-    """The one that returned has answered "is anybody pending" already; the others must answer the same."""
+    """The one that returned has returned from `are_peers_pending` already; the others must answer the same."""
     (verdict,) = decide({1: sealed("done", 9), 2: sealed("committed", 5)}, [DEATH])
     assert (verdict.commit, verdict.registrations) == (True, 5)
 
@@ -62,7 +62,7 @@ def test_only_the_guilty_op_carries_the_fault() -> None:
     guilty, innocent = decide(seals, [Cause(fault, OP)])
     assert guilty.reason == fault
     assert innocent.reason is not None
-    assert innocent.reason.kind == "edge", "somebody else's fault can be retried"
+    assert innocent.reason.kind == "edge", "another op's fault can be retried"
 
 
 def test_the_first_fault_of_an_op_is_its_reason_unless_it_commits() -> None:
@@ -109,9 +109,9 @@ def test_what_any_survivor_returned_is_committed_and_nothing_unfinished_is(
         if alive_returned:
             assert verdict.commit
         if verdict.commit and small and set(seals) - returned:
-            assert verdict.payloads == [b"p"] * members, "everybody can be given the result"
+            assert verdict.payloads == [b"p"] * members, "all can be given the result"
         if verdict.commit and not small:
-            assert set(seals) <= done, "everybody alive has the result"
+            assert set(seals) <= done, "all survivors have the result"
         if not verdict.commit:
             assert not alive_returned
             assert verdict.reason is not None

@@ -88,7 +88,7 @@ def test_a_ring_without_its_dialers_ends_the_session_and_not_its_thread() -> Non
 
 
 def test_a_welcome_that_cannot_be_meant_counts_as_a_failed_try() -> None:
-    """Nobody has proven anything with it: the next master may be the right one."""
+    """It proves nothing: the next master may be the right one."""
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringfold.errors import StateError, StateLost
-from ringfold.peer.sync.resume import MAX_ASKED, Resuming, check_used
+from ringfold.peer.sync.resume import MAX_REQUESTS, Resuming, check_used
 from ringfold.state.ancestry import new_lineage
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState, set_lineage, set_torn
@@ -83,8 +83,8 @@ def test_one_that_a_sync_has_overwritten_is_loaded_again(checkpoints: Checkpoint
 
 def test_a_master_that_always_requests_the_same_is_not_obeyed_for_ever(checkpoints: Checkpoints) -> None:
     resuming, state = Resuming(checkpoints), fresh()
-    answers = [resuming.goes_on(state, wanted(Branch("new", 145))) for _ in range(MAX_ASKED)]
-    assert answers == [True] * (MAX_ASKED - 1) + [False]
+    answers = [resuming.goes_on(state, wanted(Branch("new", 145))) for _ in range(MAX_REQUESTS)]
+    assert answers == [True] * (MAX_REQUESTS - 1) + [False]
 
 
 def test_a_loop_without_checkpoints_lets_others_load() -> None:
@@ -95,7 +95,7 @@ def test_a_loop_without_checkpoints_lets_others_load() -> None:
 
 
 def test_exactly_the_lost_revision_is_tried_once(checkpoints: Checkpoints) -> None:
-    """Files of the version before name no lineage, and nobody can ask for them."""
+    """Files of the version before name no lineage, and cannot be requested."""
     resuming, state = Resuming(checkpoints), fresh()
     assert resuming.goes_on(state, StateLost(150))
     assert state.revision == 150

@@ -1,4 +1,4 @@
-"""BulkSessions between members: the handshake, who is let in, who waits, and for how long."""
+"""BulkSessions between members: the handshake, which are accepted, which wait, and for how long."""
 
 import pytest
 

@@ -435,7 +435,7 @@ def test_a_finished_revision_is_not_lost_without_an_agreement(ballot: Ballot) ->
         assert result.roots == last.roots
 
 
-# Who should have had what the others have
+# Which peers should have had what the others have
 
 
 def found(offers: dict[int, Offer], last: FinishedSync | None) -> list[DivergedPeer]:

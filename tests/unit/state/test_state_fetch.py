@@ -297,7 +297,7 @@ class World:
     queue: list[FetchEffect] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     requested: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Blocks that are outstanding, and at whom."""
+    """Blocks that are outstanding, and at which source."""
     verified: set[tuple[int, int]] = field(default_factory=set)
     end: FetchEffect | None = None
 

@@ -88,7 +88,7 @@ def test_a_plan_that_makes_no_sense_here_is_refused(fetch: list[tuple[int, bytes
 
 
 class LocalSync:
-    """Everybody in one process. Each source answers one request per turn, as if its uplink were the narrow place."""
+    """All peers in one process. Each source answers one request per turn, as if its uplink were the narrow place."""
 
     def __init__(self, states: dict[int, SharedState]) -> None:
         self.states = states

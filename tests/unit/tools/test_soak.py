@@ -210,7 +210,7 @@ def test_an_epoch_number_that_two_leaders_used_is_found(other: EpochBegun) -> No
 
 
 def test_a_deposed_leader_that_goes_on_deciding_is_found() -> None:
-    """Its number is free, but the other one leads already."""
+    """The epoch number is unused, but another leader has taken over already."""
     assert breaches(epochs.judge({"a": [begun(5, fence=2)], "b": [begun(6, fence=1)]})) == [0, 1, 0]
 
 

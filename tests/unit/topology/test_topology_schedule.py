@@ -1,4 +1,4 @@
-"""Rounds of measurements: every pair once, nobody twice at a time, hardly ever a round too many."""
+"""Rounds of measurements: every pair once, no peer twice at a time, hardly ever a round too many."""
 
 from collections import Counter
 from itertools import combinations

@@ -207,7 +207,7 @@ def test_a_gain_within_the_margin_is_not_worth_a_change() -> None:
 
 
 def test_a_larger_sum_is_a_reason_to_change_if_the_slowest_link_stays() -> None:
-    """Member 0 sends slowly to everybody: all rings have the same slowest link, one has a far larger sum."""
+    """Member 0 sends slowly to all others: all rings have the same slowest link, one has a far larger sum."""
     rates = {edge: 10.0 for edge in table(4, "ties", 0)} | dict.fromkeys(edges_of((0, 2, 1, 3)), 90.0) | {(0, 2): 10.0}
     found = solved(4, rates, start=(0, 1, 2, 3), margin=0.1)
     assert found.ring == (0, 2, 1, 3)

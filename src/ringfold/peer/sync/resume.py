@@ -1,7 +1,7 @@
-"""What a step loop does when the run has lost its last revision: load the checkpoint that the master asks for.
+"""What a step loop does when the run has lost its last revision: load the checkpoint that the master requests.
 
 A peer loads its newest checkpoint before it knows the run, so it may be the wrong one: of a branch that the run has
-abandoned, or newer than what all members had. With its offer it lists all that it could load. If the master asks for
+abandoned, or newer than what all members had. With its offer it lists all that it could load. If the master requests
 one of them (`StateLost.checkpoint`), the peer that has it loads it, and all sync again. What cannot be loaded is listed
 no more, so this comes to an end.
 """
@@ -17,8 +17,8 @@ from ringfold.wire.messages import Branch, Lineage
 
 _log = logging.getLogger("ringfold.steps")
 
-MAX_ASKED = 32
-"""How often one checkpoint is asked for: each time, those who had loaded it were lost. A wrong master is not obeyed."""
+MAX_REQUESTS = 32
+"""How often one checkpoint may be requested, each time after all peers that had loaded it were lost."""
 
 
 class CheckpointStore(Protocol):
@@ -53,12 +53,12 @@ class Resuming:
             return []
 
     def goes_on(self, state: SharedState, lost: StateLost) -> bool:
-        """The run has lost its state: load what it asks for, if it is here. False if to sync again is of no use."""
+        """The run has lost its state: load the requested checkpoint, if it is here. False if another sync is no use."""
         if lost.checkpoint is not None:
             wanted = Branch(*lost.checkpoint)
             self._asked[wanted] += 1
             self._load(state, wanted)
-            return self._asked[wanted] < MAX_ASKED
+            return self._asked[wanted] < MAX_REQUESTS
         if self._store is None or lost.revision in self._tried_exactly:
             return False
         self._tried_exactly.add(lost.revision)
@@ -67,7 +67,7 @@ class Resuming:
 
     def _load(self, state: SharedState, wanted: Branch) -> None:
         if self._store is None or wanted not in self.listed():
-            return  # somebody else has it
+            return  # another peer has it
         if wanted == self._loaded and _is(state, wanted):
             self._useless.add(wanted)  # it was offered, and did not do
             return

@@ -18,7 +18,7 @@ OnDivergence = Literal["repair", "raise"]
 
 
 class SyncInfo(NamedTuple):
-    """What a sync did: the revision that all who took part have now, and the bytes of blocks that this peer moved.
+    """What a sync did: the revision that all participants have now, and the bytes of blocks that this peer moved.
 
     `checked` is False where no sync was needed, so that nothing was compared. `diverged` are the members, this one or
     others, that should have had the state before, and had not.

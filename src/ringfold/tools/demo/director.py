@@ -222,7 +222,7 @@ class DemoDirector:
 
     def _finish(self) -> None:
         survivors = self._alive()
-        self._until(lambda: all(peer.state == "finished" for peer in survivors), "everybody had finished")
+        self._until(lambda: all(peer.state == "finished" for peer in survivors), "all peers had finished")
         outcome = self._outcome
         outcome.seconds = (monotonic_ns() - self._began_ns) / 1e9
         outcome.exit_codes = {peer.name: self._cluster.wait_exit(peer.name, REPORT_TIMEOUT_S) for peer in survivors}
@@ -275,7 +275,7 @@ class DemoDirector:
         return [peer for peer in self.peers.values() if peer.is_alive and peer.state not in waiting]
 
     def _newest_step(self) -> int:
-        """The highest step that anybody has entered."""
+        """The highest step that a peer has entered."""
         entered = [peer.inside for peer in self.peers.values() if peer.inside is not None]
         return max([*entered, *(peer.last.step for peer in self.peers.values() if peer.last)], default=0)
 

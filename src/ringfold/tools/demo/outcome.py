@@ -103,12 +103,12 @@ def checks(outcome: DemoOutcome) -> list[DemoCheck]:
     worst, excess = max(outcome.held_out.values(), default=float("nan")), max(excesses, default=float("nan"))
     compared = f"{worst:.4f} against {outcome.undisturbed:.4f} ({excess:+.1%}, at most {TOLERANCE:+.0%})"
     return [
-        DemoCheck("a peer killed inside an all-reduce stops nobody", bool(struck),
+        DemoCheck("a peer killed inside an all-reduce stops no other", bool(struck),
                   _list(struck, f"{len(kills)} missed")),
-        DemoCheck("a frozen peer is evicted, the others go on", bool(evicted), _list(evicted, "nobody was frozen")),
-        DemoCheck("a new peer joins in the middle", bool(came), _list(came, "nobody came")),
+        DemoCheck("a frozen peer is evicted, the others go on", bool(evicted), _list(evicted, "no peer was frozen")),
+        DemoCheck("a new peer joins in the middle", bool(came), _list(came, "no peer joined")),
         DemoCheck("the evicted peer learns it and rejoins", bool(outcome.evictions and again), _list(again, "no")),
-        DemoCheck("a master killed inside an all-reduce stops nobody", bool(went_on), _list(went_on, "no")),
+        DemoCheck("a master killed inside an all-reduce stops no peer", bool(went_on), _list(went_on, "no")),
         DemoCheck("all survivors finish and leave cleanly", count >= 2 and not failed, _list(failed, f"{count} peers")),
         DemoCheck("all hold the same bits of weights and momentum", count >= 2 and len(different) == 1,
               f"{count} times {different[0][:16]}" if len(different) == 1 else bits),

@@ -96,7 +96,7 @@ def _send(kind: str, place: tuple[str, int], seconds: float, mbit: float | None)
                 continue
             try:
                 sent += sender.send(chunk)
-            except (ConnectionRefusedError, BlockingIOError):  # nobody takes datagrams there (yet)
+            except (ConnectionRefusedError, BlockingIOError):  # no socket is bound there (yet)
                 if kind == "tcp":
                     raise
                 time.sleep(_TICK_S)

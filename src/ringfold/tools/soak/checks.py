@@ -101,7 +101,7 @@ def _medians(early: Sequence[int], late: Sequence[int]) -> tuple[float, float]:
 
 
 def of_sessions(pids: set[int]) -> list[str]:
-    """The processes that still live in a session that one of these led."""
+    """The live processes in the sessions of which these were the leaders."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

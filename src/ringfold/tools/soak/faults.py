@@ -1,7 +1,7 @@
-"""What a soak does to its processes: a list of faults, of which one is drawn at a time. Pure but for what they call.
+"""What a soak does to its processes: a list of faults, of which one is drawn at a time.
 
 A new kind of fault is one more line in a director's list: a name under which it is counted, how often it is drawn in
-comparison with the others, and what does it.
+comparison with the others, and the function that injects it.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ class SoakFault(NamedTuple):
     name: str
     weight: float
     strike: Callable[[int], bool]
-    """Does it, at this time (ns); returns whether there was anybody to do it to."""
+    """Injects it, at this time (ns); returns whether it was possible."""
 
 
 class FaultSchedule:
@@ -46,7 +46,7 @@ class FaultSchedule:
         return None
 
     def later(self, at_ns: int, action: Callable[[], object]) -> None:
-        """What ends a fault (a thaw, a restart) comes at a time of its own."""
+        """Schedule what ends a fault (SIGCONT, a restart)."""
         self._later.append((at_ns, action))
 
     def settle(self, now_ns: int) -> bool:

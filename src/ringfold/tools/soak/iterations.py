@@ -169,7 +169,7 @@ class IterationSoak:
         self._cluster.wait_exit(life.name, 10)
         self._forget(life.name)
         del world.lives[life.rank]
-        # At once, so that nobody misses it; or after it was given up.
+        # At once, before it is missed; or after it was declared dead.
         self.faults.later(now_ns + self.faults.seconds(0.05, MAX_AWAY_S), lambda: self._start(world, life.rank))
         return True
 
@@ -294,7 +294,7 @@ class IterationSoak:
             case "ended":
                 if message["superseded"] and not life.is_ending:
                     raise ProcessFailed(
-                        name, "was superseded, and nobody else had its rank", self._cluster.log_tail(name)
+                        name, "was superseded, and no other process had its rank", self._cluster.log_tail(name)
                     )
                 if (status := self._cluster.wait_exit(name, END_S)) != 0:
                     self._outcome.left_behind.append(f"{name} ended with status {status}")
@@ -419,7 +419,7 @@ def checks(outcome: IterationSoakOutcome) -> list[SoakCheck]:
         agreed = outcome.agreed[kind]
         figures = (
             f"{history.last + 1} iterations, {history.entries} entries of {history.lives} processes, "
-            f"{history.missed} missed by somebody, {history.orphaned} without a report of the winner"
+            f"{history.missed} missed by a rank, {history.orphaned} without a report of the winner"
         )
         found += [
             SoakCheck(

@@ -5,9 +5,9 @@
   but another one leads; what it decides then must not count.
 * Both are killed. One is started again, and finds in the journal what it must go on with; the other one follows.
 
-Faults may overlap: the new leader may be killed while the old one is still frozen. Then nobody leads for a while. A new
-leader waits for members that died with the old one (10 s), and steps need a leader. So that the run makes progress at
-all, masters are left alone after `MAX_STRIKES` faults, until the run has made a step again.
+Faults may overlap: the new leader may be killed while the old one is still frozen. Then no master leads for a while. A
+new leader waits for members that died with the old one (10 s), and steps need a leader. So that the run makes progress
+at all, masters are left alone after `MAX_STRIKES` faults, until the run has made a step again.
 """
 
 import os

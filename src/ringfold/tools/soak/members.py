@@ -163,7 +163,7 @@ class MemberSoak:
         self._start(slot)
 
     def _kill_all(self) -> None:
-        """The run goes on from the newest checkpoint that anybody has."""
+        """The run goes on from the newest checkpoint that a peer has."""
         slots = [slot for slot in self.slots.values() if slot.run == FIRST]
         last = max(slot.step for slot in slots)
         for slot in slots:
@@ -211,7 +211,7 @@ class MemberSoak:
         )
 
     def _all_train(self) -> None:
-        """Everybody contributes, for a while."""
+        """All members contribute, for a while."""
 
         def together() -> bool:
             return all(slot.contributors == len(MEMBERS[slot.run]) for slot in self.slots.values())
@@ -282,7 +282,7 @@ class MemberSoak:
         }
         last, steps = self.outcome.steps[run], history(logs)
         if lacking := missing(steps, last):
-            return f"nobody wrote down step {lacking[0]}"
+            return f"no member logged step {lacking[0]}"
         return digest(replay(steps, last))
 
 
@@ -331,7 +331,7 @@ def history(logs: Mapping[int, Iterable[Iterable[MemberStep]]]) -> dict[int, Con
 
 
 def missing(steps: Mapping[int, Contributors], last: int) -> list[int]:
-    """Steps before `last` that nobody wrote down."""
+    """Steps before `last` that no member logged."""
     return [step for step in range(last) if step not in steps]
 
 

@@ -269,9 +269,9 @@ class PeerSoak:
             self._watch(0.1)
 
     def _all_step(self) -> bool:
-        """Everybody is awake, and takes steps with all the others."""
-        everybody = self.peers.values()
-        return all(peer.frozen_until_ns is None and peer.joined and peer.world == len(everybody) for peer in everybody)
+        """No peer is frozen, and all take steps together."""
+        peers = self.peers.values()
+        return all(peer.frozen_until_ns is None and peer.joined and peer.world == len(peers) for peer in peers)
 
     def _hang(self, peer: SoakPeer) -> Hang:
         found = self._masters.status()
