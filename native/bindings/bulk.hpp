@@ -111,7 +111,7 @@ void bind_bulk_commands(nb::class_<Class>& cls, With with) {
       },
       "conn"_a, "batch"_a, "blocks"_a.noconvert(),
       "These blocks come next, in this order, each (array, offset, length, expected hash or None); the event `blocks` "
-      "tells when all are in, and which have another hash.");
+      "reports when all are in, and which have another hash.");
   cls.def(
       "fill", [with](Class& self, ConnId conn, bool on) { with(self, [&](Core& core, Ns) { core.fill(conn, on); }); },
       "conn"_a, "on"_a, "Send filler whenever nothing else is to be sent, or no more of it.");

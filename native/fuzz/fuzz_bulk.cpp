@@ -113,7 +113,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static Bytes served(70'000, std::byte{5});
   Input input(data, size);
   Peer peer;
-  std::size_t delivered = 0, asked = 0;
+  std::size_t delivered = 0, requested = 0;
   const std::size_t before = fuzz::bytes_held;
   for (int steps = 0; steps < 400 && !input.is_used_up(); ++steps) {
     const unsigned action = input.byte() % 14;
@@ -128,7 +128,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     switch (action) {
       case 1:
       case 2:
-        asked += 400'000;
+        requested += 400'000;
         peer.expect(input, conn);
         break;
       case 3:
@@ -161,20 +161,20 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
       case 9: {
         const std::size_t bytes = input.chance(32) ? served.size() : 1 + input.below(200);
-        asked += 1'000;
+        requested += 1'000;
         peer.core.send_blocks(peer.now, conn, {{served.data(), bytes, std::nullopt}}, std::make_shared<int>(0));
         break;
       }
       case 10:
         peer.core.send(conn, "words", 5);
         fuzz::take(peer.core, conn, peer.now, input.chance(64) ? input.below(300) : 100'000);
-        asked += 1'000;
+        requested += 1'000;
         break;
       case 11:
         peer.core.fill(conn, input.byte() % 2 == 0);
         peer.core.sample(peer.now, conn, input.value<std::uint32_t>());
         peer.core.take_filling();
-        asked += 10'000;
+        requested += 10'000;
         break;
       case 12:
         peer.now += input.value<std::uint32_t>();
@@ -198,7 +198,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     peer.core.take_closing();
     if (steps % 8 == 0) peer.check();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
-    REQUIRE(held < 4 * delivered + 8 * asked + 8 * size + (std::size_t{8} << 20), "%zu bytes held, %zu delivered", held,
+    REQUIRE(held < 4 * delivered + 8 * requested + 8 * size + (std::size_t{8} << 20), "%zu bytes held, %zu delivered", held,
             delivered);
   }
   peer.core.forget_blocks();

@@ -225,7 +225,7 @@ bool Core::bulk_head(Ns now, Conn& conn) {
     const std::size_t wanted = batch.blocks[batch.next].bytes;
     if (bytes != wanted) {
       violation(now, conn,
-                "a block of " + std::to_string(bytes) + " bytes where " + std::to_string(wanted) + " were asked for");
+                "a block of " + std::to_string(bytes) + " bytes where " + std::to_string(wanted) + " were requested");
       return false;
     }
     bulk.in_block = true;

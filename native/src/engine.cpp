@@ -123,7 +123,7 @@ Engine::Turn::~Turn() {
   engine_.flush_dirty(now);
   engine_.settle_sockets();
   engine_.refresh_hot();
-  engine_.tell();
+  engine_.notify_waiters();
   engine_.wanted_ = true;
   engine_.service_wanted_.notify_one();
   const bool nudge = engine_.in_epoll_.load() > 0 && (engine_.driving_.load() || engine_.has_unsent());
@@ -167,7 +167,7 @@ void Engine::wake() {
   [[maybe_unused]] const auto n = ::write(wake_, &one, sizeof one);
 }
 
-void Engine::tell() {
+void Engine::notify_waiters() {
   if (core_.has_events() && event_waiters_ > 0) {
     events_ready_.notify_one();
     notified_.store(true);
@@ -228,7 +228,7 @@ void Engine::poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   settle_sockets();
   flush_dirty(now);
   tick(now);
-  tell();
+  notify_waiters();
 }
 
 void Engine::follow_hints(PeerId peer, const std::string& file, std::uint32_t slot, std::uint32_t generation) {
@@ -355,7 +355,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
 Engine::Driving::~Driving() {
   engine_.driving_.store(false);
   engine_.last_drive_ = monotonic_now();
-  engine_.tell();
+  engine_.notify_waiters();
   if (engine_.op_waiters_ > 0) engine_.ops_ready_.notify_all();
 }
 
@@ -400,7 +400,7 @@ void Engine::service() {
     settle_sockets();
     flush_dirty(then);
     tick(then);
-    tell();
+    notify_waiters();
     yield_mutex(lock);
   }
 }

@@ -41,7 +41,7 @@ int32_t top_code(Scheme scheme) { return is_narrow(scheme) ? 15 : 255; }
 size_t index(Scheme scheme) { return static_cast<size_t>(scheme) - 1; }
 size_t code_bytes(Scheme scheme, size_t count) { return is_narrow(scheme) ? (count + 1) / 2 : count; }
 
-// While this lives, the FPU rounds to nearest even and keeps subnormals, whatever the program asked of it.
+// While this lives, the FPU rounds to nearest even and keeps subnormals, whatever the program has set.
 class PlainFloats {
  public:
 #if defined(__SSE2__)

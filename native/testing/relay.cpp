@@ -220,7 +220,7 @@ void Relay::run() {
   }
 }
 
-// A descriptor whose device was taken away is an error for ever: it is not asked again, or the thread would never
+// A descriptor whose device was taken away is an error for ever: it is not read again, or the thread would never
 // sleep.
 void Relay::mark_gone(const std::vector<pollfd>& polled) {
   for (std::size_t i = 2; i < polled.size(); ++i) {

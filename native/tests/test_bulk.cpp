@@ -186,7 +186,7 @@ TEST(wrong_content_is_named_by_its_index) {
 
 TEST(a_protocol_violation_closes_the_connection_with_a_reason) {
   const std::vector<std::pair<Bytes, std::string>> lies = {
-      {frame(11, 4, 10), "a block of 10 bytes where 100 were asked for"},
+      {frame(11, 4, 10), "a block of 10 bytes where 100 were requested"},
       {frame(0, 0, 0), "a frame of 0 bytes"},
       {frame(max_bulk_bytes + 1, 0, 0), "a frame of"},
       {frame(max_filler_bytes + 2, 5, 0), "a frame of"},

@@ -223,7 +223,7 @@ TEST(unknown_and_spoofed_senders_are_counted_and_get_no_answer) {
   CHECK(net.responder.stats().spoofed == 1);
   net.inject(2, {wrong.data(), 39});
   CHECK(net.responder.stats().malformed == 1);
-  net.inject(1, forged(Kind::pr1, 2, 1));  // never asked for
+  net.inject(1, forged(Kind::pr1, 2, 1));  // a response without a probe
   CHECK(net.prober.stats().replayed == 1);
   CHECK(net.responder.in_flight() == 0);
   net.run(100 * ms);

@@ -84,7 +84,7 @@ class PlantedCore:
 
     def expect_blocks(self, conn: int, batch: int, blocks: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], int, int, int | None]]) -> None:
         """
-        These blocks come next, in this order, each (array, offset, length, expected hash or None); the event `blocks` tells when all are in, and which have another hash.
+        These blocks come next, in this order, each (array, offset, length, expected hash or None); the event `blocks` reports when all are in, and which have another hash.
         """
 
     def fill(self, conn: int, on: bool) -> None:

@@ -101,7 +101,7 @@ def test_a_peer_that_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None
         # The others may have begun before or after the seal: in both cases the op is theirs alone.
         assert peer.expect("reduced")["contributors"] == 2
         peer.wait_success()
-    master.expect_log("left: it asked to")
+    master.expect_log("left: it sent Leave")
     assert {event["how"] for event in master.events("peer_gone")} == {"left"}
 
 

@@ -198,7 +198,7 @@ def test_a_peer_is_evicted_by_the_command_line(cluster: ProgramCluster, by: str)
     _check_finished([peer for peer in peers if peer is not hung], rest=3)
     hung.send("wake")
     text = hung.expect("evicted")["message"]
-    assert "asked for it: its loader hangs; join again" in text
+    assert "requested it: its loader hangs; join again" in text
     hung.expect("joined again")
     hung.wait_success()
     unknown = cluster.start_command("evict", "evict", "77", master.address)
@@ -217,7 +217,7 @@ def test_a_peer_evicts_another_one(cluster: ProgramCluster) -> None:
     assert ranks[0].expect("reduced")["contributors"] == 2
     ranks[2].send()
     me = ranks[0].reports("joined")[0]
-    assert f"peer {me['peer']} ({me['name']}) asked for it: too slow" in ranks[2].expect("evicted")["message"]
+    assert f"peer {me['peer']} ({me['name']}) requested it: too slow" in ranks[2].expect("evicted")["message"]
 
 
 def evict_each_other(me: ProgramContext) -> None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SHARES = {"properties": 0.3, "live": 0.25}
 """Of the whole time; the rest is for the targets in this process, a second each in turn."""
 SLICE_S = 1.0
-PATIENCE_S = 60.0
+MAX_END_S = 60.0
 """How long a child may take to end."""
 
 
@@ -70,7 +70,7 @@ def machines(progress: Progress, seconds: float, names: list[str], rng: Random) 
 
 
 class Ended(NamedTuple):
-    """How a child ended, what it wrote, and whether it was asked to end."""
+    """How a child ended, what it wrote, and whether it was interrupted."""
 
     status: int
     output: str
@@ -88,20 +88,22 @@ def child(progress: Progress, what: str, command: list[str], seconds: float, env
         text=True,
         start_new_session=True,
     )
-    output, began, asked = "", time.monotonic(), False
+    output, began, was_interrupted = "", time.monotonic(), False
     try:
         while True:
             try:
                 output = process.communicate(timeout=1.0)[0]
-                return Ended(process.returncode, output, asked)
+                return Ended(process.returncode, output, was_interrupted)
             except subprocess.TimeoutExpired:
                 spent = time.monotonic() - began
                 progress.say(f"{what} {spent:.0f} of {seconds:.0f} s")
-                if spent >= seconds and not asked:
-                    asked = True
+                if spent >= seconds and not was_interrupted:
+                    was_interrupted = True
                     process.send_signal(signal.SIGINT)
-                if spent >= seconds + PATIENCE_S:
-                    return Ended(-1, f"{what} did not end within {PATIENCE_S:.0f} s after it was asked to", asked)
+                if spent >= seconds + MAX_END_S:
+                    return Ended(
+                        -1, f"{what} did not end within {MAX_END_S:.0f} s after it was interrupted", was_interrupted
+                    )
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -122,7 +124,7 @@ def properties(progress: Progress, seconds: float, rng: Random) -> None:
         failed = re.findall(r"^FAILED (\S+)", output, re.MULTILINE)
         if failed and was_asked:
             # The interrupt may have struck where pytest takes it for the test's own exception: only the test can tell.
-            status, output, _ = child(progress, f"again: {failed[0]}", [*command, *failed], PATIENCE_S, {})
+            status, output, _ = child(progress, f"again: {failed[0]}", [*command, *failed], MAX_END_S, {})
             failed = failed if status == 1 else []
         for node in failed:
             name = "property-" + re.sub(r"\W+", "-", node.rpartition("::")[2]).strip("-")

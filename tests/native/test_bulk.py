@@ -101,13 +101,13 @@ def test_a_quarter_of_a_gigabyte_arrives_whole(pair: BulkPair) -> None:
     thread = Thread(target=serve, args=(pair.right, pair.b, source, hashes, batches))
     thread.start()
     began = monotonic()
-    asked = 0
+    requested = 0
     for done in range(batches):
-        while asked < min(batches, done + ahead):
-            first, last = asked * per_batch, (asked + 1) * per_batch
-            pair.left.expect_blocks(pair.a, asked, incoming[first:last])
+        while requested < min(batches, done + ahead):
+            first, last = requested * per_batch, (requested + 1) * per_batch
+            pair.left.expect_blocks(pair.a, requested, incoming[first:last])
             pair.left.send(pair.a, np.array([first, last], np.uint32).tobytes())
-            asked += 1
+            requested += 1
         assert blocks_in(pair.wait(pair.left, "blocks")) == (pair.a, done, [])
     seconds = monotonic() - began
     thread.join(DEADLINE_S)

@@ -81,4 +81,4 @@ class Naive:
 
 
 def naive(sim: Simulated, life: RankProcess) -> Agreeing:
-    return Naive(life.rank, sim.story.rules.world)
+    return Naive(life.rank, sim.schedule.rules.world)

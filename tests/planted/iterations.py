@@ -13,7 +13,7 @@ from ringfold.iteration.record import Advance, Hold, RankIdentity, Record, Regis
 from ringfold.store.base import Entry, Generation
 from ringfold.store.client import StoreClient
 from ringfold.testing.iterating import PREFIX, TIMING, Agreeing, AgreeingOf, RankProcess, Simulated
-from ringfold.testing.iterating_stories import draw
+from ringfold.testing.iterating_schedules import draw
 
 
 class SetsTheRecord(IterationMachine):
@@ -198,12 +198,12 @@ class _Credulous(StoreClient):
 def _trusting(sim: Simulated, life: RankProcess) -> Agreeing:
     assert life.driver is not None
     life.client = _Credulous(life.driver, prefix=PREFIX, timeout_s=0.001, now_ns=lambda: 0, nonce="any")
-    return TrustsAnyStore(sim.self_of(life), sim.story.rules, TIMING)
+    return TrustsAnyStore(sim.self_of(life), sim.schedule.rules, TIMING)
 
 
 def _of(machine: type[IterationMachine]) -> AgreeingOf:
     def make(sim: Simulated, life: RankProcess) -> Agreeing:
-        return machine(sim.self_of(life), sim.story.rules, TIMING)
+        return machine(sim.self_of(life), sim.schedule.rules, TIMING)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Bugs on purpose in how a run goes on after all its peers were killed; the stories of resumes must find them all."""
+"""Bugs on purpose in how a run goes on after all its peers were killed; the schedules of resumes must find them all."""
 
 from collections.abc import Mapping
 from functools import partial

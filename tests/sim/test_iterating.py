@@ -8,7 +8,7 @@ from planted.iterations import BUGS
 from ringfold.iteration.record import Rules
 from ringfold.testing.__main__ import main
 from ringfold.testing.iterating import IterationSchedule, Simulated, Trouble
-from ringfold.testing.iterating_stories import draw, every_crash, run_story
+from ringfold.testing.iterating_schedules import draw, every_crash, run_schedule
 from ringfold.testing.scheduler import SimulationFailure
 
 SEEDS = 300
@@ -17,22 +17,22 @@ MAX_SEEDS = 1_000
 
 def test_drawn_stories_keep_every_promise() -> None:
     for seed in range(SEEDS):
-        run_story(seed)
+        run_schedule(seed)
 
 
 @pytest.mark.parametrize("seed", [37, 80, 101642, 101945, 102529, 103022, 140, 301331, 383, 1138])
 def test_a_story_that_once_failed_keeps_every_promise(seed: int) -> None:
-    run_story(seed)
+    run_schedule(seed)
 
 
 @pytest.mark.parametrize(("can_list", "has_leases"), [(True, False), (True, True), (False, False)])
 def test_a_crash_at_every_store_operation_does_no_harm(can_list: bool, has_leases: bool) -> None:
     """Of two ranks, in their first iterations: one dies before the operation, or after it and without its answer."""
     calm = IterationSchedule(seed=5, rules=Rules(2), can_list=can_list, has_leases=has_leases, quiet_ms=1_200, slow=0.0)
-    stories = list(every_crash(calm))
-    assert len(stories) > 60
-    for story in stories:
-        Simulated(story).run()
+    schedules = list(every_crash(calm))
+    assert len(schedules) > 60
+    for schedule in schedules:
+        Simulated(schedule).run()
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -40,7 +40,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     failure = find(BUGS[name], first=1, max_seeds=MAX_SEEDS)
     assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--iterations --seed {failure.seed}" in str(failure)
-    run_story(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
+    run_schedule(failure.seed)  # it is the bug that was found: without it the same seed breaks no invariant
 
 
 def test_the_classic_protocol_has_two_winners_of_one_iteration() -> None:
@@ -72,10 +72,10 @@ def test_a_minority_that_reaches_the_store_stands_still_with_a_quorum_and_goes_o
     assert reached["quorum"] < reached["none"] / 2
 
 
-def test_the_command_sums_stories_up_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_sums_schedules_up_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--iterations", "--from", "40", "--seeds", "6", "--jobs", "1"]) == 0
     shown = capsys.readouterr().out
     assert "40" in shown
     assert "violations" in shown
     assert main(["--iterations", "--seed", "40"]) == 0
-    assert "Story(seed=40" in capsys.readouterr().out
+    assert "IterationSchedule(seed=40" in capsys.readouterr().out

@@ -29,4 +29,4 @@ def test_a_planted_bug_of_resumes_is_found(name: str) -> None:
     failure = find(BUGS[name], first=FOUND_BY.get(name, 1), max_seeds=MAX_SEEDS)
     assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--resume --seed {failure.seed}" in str(failure)
-    run_resume(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
+    run_resume(failure.seed)  # it is the bug that was found: without it the same seed breaks no invariant

@@ -193,7 +193,9 @@ class Dialogue:
             token = named.get("token", TOKEN.decode()).encode()
             proof = prove(token, "hello", actor.nonce, b"n" * NONCE_BYTES)
             version, group = int(named.get("version", m.PROTOCOL_VERSION)), int(named.get("group", 0))
-            self.say(actor, m.Hello(version, group, f"host-{name}", name, ["10.0.0.1"], 9, b"n" * NONCE_BYTES, proof))
+            self.receive(
+                actor, m.Hello(version, group, f"host-{name}", name, ["10.0.0.1"], 9, b"n" * NONCE_BYTES, proof)
+            )
 
     def do_node(self, names: list[str], named: dict[str, str]) -> None:
         for name in names:
@@ -202,7 +204,7 @@ class Dialogue:
             proof = prove(TOKEN, "node", actor.nonce, b"n" * NONCE_BYTES)
             last, listens = _round(named.get("last", "0.0")), named.get("listen") == "yes"
             facts = (f"host-{name}", name, ["10.0.0.1"], 9, listens, last)
-            self.say(actor, p.NodeHello(m.PROTOCOL_VERSION, *facts, b"n" * NONCE_BYTES, proof))
+            self.receive(actor, p.NodeHello(m.PROTOCOL_VERSION, *facts, b"n" * NONCE_BYTES, proof))
 
     def do_freeze(self, names: list[str], _: dict[str, str]) -> None:
         for name in names:
@@ -282,13 +284,13 @@ class Dialogue:
         proofs = prove(TOKEN, "resume", *nonces), prove(derive(SECRET, "member", again.peer), "member", *nonces)
         facts = (0, f"host-{name}", name, ["10.0.0.1"], 9, nonces[1], *proofs)
         fence = self.master.fence - 1
-        self.say(again, m.Resume(m.PROTOCOL_VERSION, again.peer, fence, int(named.get("epoch", 2)), *facts))
+        self.receive(again, m.Resume(m.PROTOCOL_VERSION, again.peer, fence, int(named.get("epoch", 2)), *facts))
         answers: list[m.CallDone | m.CallFailed] = []
         if "answer" in named:
             mine, _, rest = named["answer"].partition(":")
             voters = {int(peer): int(ballot) for peer, ballot in (pair.split(":") for pair in rest.split(","))}
             answers.append(m.CallDone(int(mine), False, m.World(2, 1, 2), 2, voters))
-        self.say(again, m.Returned(answers, int(named.get("ballot", 0)), installed=True))
+        self.receive(again, m.Returned(answers, int(named.get("ballot", 0)), installed=True))
 
     def say_vote(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         progress = [(int(tag), int(count)) for tag, count in [p.split(":") for p in named.get("progress", "").split()]]
@@ -296,25 +298,25 @@ class Dialogue:
         assert kind in ("update", "pending", "sync", "optimize")
         offer = _offer(named) if kind == "sync" else None
         vote = m.Vote(int(words[1]), kind, int(named["epoch"]), int(named.get("min", 0)), progress, offer)  # type: ignore[arg-type]
-        self.say(actor, vote)
+        self.receive(actor, vote)
 
     def say_report(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         sync, outcome, *rest = words
         blame = [int(word) for word in rest if word.isdigit()]
         text = " ".join(word for word in rest if not word.isdigit())
         assert outcome in ("complete", "changed", "stuck", "corrupt", "progress")
-        self.say(actor, m.SyncReport(int(sync), outcome, text, blame))  # type: ignore[arg-type]
+        self.receive(actor, m.SyncReport(int(sync), outcome, text, blame))  # type: ignore[arg-type]
 
     def say_withdraw(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
-        self.say(actor, m.VoteWithdrawn(int(words[0]), int(words[1]), named.get("final") != "no"))
+        self.receive(actor, m.VoteWithdrawn(int(words[0]), int(words[1]), named.get("final") != "no"))
 
     def say_busy(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.Busy(int(words[0])))
+        self.receive(actor, m.Busy(int(words[0])))
 
     def say_evict(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         proof = prove(TOKEN, "evict", actor.nonce, b"n" * NONCE_BYTES)
         reason = " ".join(words[1:])
-        self.say(actor, m.EvictRequest(m.PROTOCOL_VERSION, words[0], reason, "ada on x", b"n" * NONCE_BYTES, proof))
+        self.receive(actor, m.EvictRequest(m.PROTOCOL_VERSION, words[0], reason, "ada on x", b"n" * NONCE_BYTES, proof))
 
     def say_sealed(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         ops = []
@@ -324,38 +326,38 @@ class Dialogue:
             assert state in ("unfinished", "done", "committed")
             whole = [each.encode() for each in payloads[0].split(",")] if payloads else None
             ops.append(m.SealedOp(_op(op), state, int(registrations), whole, CALLED))  # type: ignore[arg-type]
-        self.say(actor, m.Sealed(int(words[0]), ops))
+        self.receive(actor, m.Sealed(int(words[0]), ops))
 
     def say_attached(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.Attached(int(words[0])))
+        self.receive(actor, m.Attached(int(words[0])))
 
     def say_failed(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.AttachFailed(int(words[0]), [m.EdgeFailure(*_edge(words[1]), " ".join(words[2:]))]))
+        self.receive(actor, m.AttachFailed(int(words[0]), [m.EdgeFailure(*_edge(words[1]), " ".join(words[2:]))]))
 
     def say_lost(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.LinkLost(int(words[0]), *_edge(words[1]), " ".join(words[2:])))
+        self.receive(actor, m.LinkLost(int(words[0]), *_edge(words[1]), " ".join(words[2:])))
 
     def say_mismatch(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         mine, theirs = ALL_REDUCE, Descriptor(4).pack()
         if "barrier" in words:
             mine, theirs = theirs, mine
-        self.say(actor, m.OpMismatch(int(words[0]), _op(words[1]), int(words[2]), mine, theirs))
+        self.receive(actor, m.OpMismatch(int(words[0]), _op(words[1]), int(words[2]), mine, theirs))
 
     def say_timeout(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         final = named.get("final") != "no"
-        self.say(actor, m.OpTimeout(int(words[0]), _op(words[1]), int(words[2]), CALLED, final))
+        self.receive(actor, m.OpTimeout(int(words[0]), _op(words[1]), int(words[2]), CALLED, final))
 
     def say_cancelled(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.OpCancelled(int(words[0]), _op(words[1])))
+        self.receive(actor, m.OpCancelled(int(words[0]), _op(words[1])))
 
     def say_measured(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         other, rate = int(words[0]), float(words[1]) * 125_000
         settled, round_trip_us = named.get("settled") != "no", int(named.get("rtt", 0))
-        self.say(actor, m.LinkMeasured(self.tests[actor.conn, other], other, rate, round_trip_us, settled))
+        self.receive(actor, m.LinkMeasured(self.tests[actor.conn, other], other, rate, round_trip_us, settled))
 
     def say_unmeasured(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         other = int(words[0])
-        self.say(actor, m.LinkMeasured(self.tests[actor.conn, other], other, failed=" ".join(words[1:])))
+        self.receive(actor, m.LinkMeasured(self.tests[actor.conn, other], other, failed=" ".join(words[1:])))
 
     def say_reports(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         actor.windows += 1
@@ -366,19 +368,19 @@ class Dialogue:
         probed = [] if named.get("windows") == "no" else actor.probed
         edges = [p.EdgeFit(actor.node, dst, **line, **counts, **bounds) for dst in probed]  # type: ignore[arg-type]
         report = p.RoundReport(_round(words[0]), actor.windows, self.now - 2 * half, self.now, 0, edges, self.now)
-        self.say(actor, report)
+        self.receive(actor, report)
 
     def say_alarms(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, p.RoundAlarm(_round(words[0]), actor.node, actor.probed[0], int(words[1]), self.now))
+        self.receive(actor, p.RoundAlarm(_round(words[0]), actor.node, actor.probed[0], int(words[1]), self.now))
 
     def say_probe(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         proof = prove(TOKEN, "probe", actor.nonce, b"n" * NONCE_BYTES)
         action, label = words[0], named.get("label", "")
         assert action in ("start", "stop", "round", "show")
-        self.say(actor, p.ProbeCommand(m.PROTOCOL_VERSION, action, label, b"n" * NONCE_BYTES, proof))  # type: ignore[arg-type]
+        self.receive(actor, p.ProbeCommand(m.PROTOCOL_VERSION, action, label, b"n" * NONCE_BYTES, proof))  # type: ignore[arg-type]
 
     def say_leave(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
-        self.say(actor, m.Leave())
+        self.receive(actor, m.Leave())
 
     def say_done(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         op = _op(words[1])
@@ -402,7 +404,7 @@ class Dialogue:
     def say_idles(self, actor: Actor, words: list[str], __: dict[str, str]) -> None:
         actor.report = Heartbeat(0, 0, int(words[0]))
 
-    def say(self, actor: Actor, message: m.ToMaster) -> None:
+    def receive(self, actor: Actor, message: m.ToMaster) -> None:
         self.step(MessageReceived(actor.conn, message))
 
     # What the machine answers

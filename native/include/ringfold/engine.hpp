@@ -146,7 +146,7 @@ class Engine {
   void look_at_hints(Ns now);
   int poll_timeout_ms() const;
   Ns spin_for(const Op& op) const;
-  void tell();
+  void notify_waiters();
   void yield_mutex(std::unique_lock<std::mutex>& lock);
   bool has_unsent() const;
   void wait_a_moment(std::unique_lock<std::mutex>& lock);

@@ -374,7 +374,9 @@ class Calls:
                 more = f"; and {len(shown) - MAX_PEERS_SHOWN} more" if len(shown) > MAX_PEERS_SHOWN else ""
                 text = f"these have not called update_topology: {'; '.join(shown[:MAX_PEERS_SHOWN])}{more}"
         heartbeat_ms = run.settings.liveness.heartbeat_ms
-        moving = any(run.peers[peer].pace.is_moving(now, heartbeat_ms) for peer in missing if peer in run.peers)
+        moving = any(
+            run.peers[peer].step_progress.is_in_time(now, heartbeat_ms) for peer in missing if peer in run.peers
+        )
         return AdmissionWaits(run.add_names(text), missing, moving)
 
     def _current_activity(self, now: Ns, peer: Peer) -> str:
@@ -386,7 +388,7 @@ class Calls:
             return "is in sync_shared_state"
         if ops:
             return f"is in {name_op(OpRef(ops[0].tag, ops[0].sequence))}"
-        return f"has been in its own code for {format_seconds((now - peer.pace.last_progress_ns) // MS)}"
+        return f"has been in its own code for {format_seconds((now - peer.step_progress.last_progress_ns) // MS)}"
 
     def _callers(self) -> Iterator[Caller]:
         standing = self._run.short_of_members()

@@ -103,7 +103,7 @@ class Epochs:
         if not peer.is_member or is_alone:
             if peer.is_member:
                 _release_state(group, [peer])
-            self._run.remove(peer, "left", "it asked to", Left())
+            self._run.remove(peer, "left", "it sent Leave", Left())
             self._without(now, peer, "left")
         elif peer.membership is not Membership.LEAVING:
             peer.enter(Membership.LEAVING)
@@ -227,7 +227,7 @@ class Epochs:
         reason = summary(change.causes)
         leavers = [peer for peer in self._run.live(group) if peer.membership is Membership.LEAVING]
         for leaver in leavers:
-            self._run.remove(leaver, "left", "it asked to", Left())
+            self._run.remove(leaver, "left", "it sent Leave", Left())
         group.ring, group.wanted_ring = ring, []
         if not ring:
             group.enter(EpochPhase.IDLE)

@@ -19,7 +19,7 @@ from functools import partial
 from ringfold.errors import ConfigError, LeaseLost, StoreError
 from ringfold.master.journal import Journal
 from ringfold.master.journal_store import Deposed, JournalStore, RunDirectory
-from ringfold.runtime.process import process_mark, process_of_mark_is_gone
+from ringfold.runtime.process import is_process_gone, process_identity
 from ringfold.store.base import Lease, Store, version_of
 
 LEASE_KEY = "master/leader"
@@ -44,7 +44,7 @@ class Leadership:
     lease: Lease
     store_of: Callable[[str], JournalStore]
     """Makes the store of a run that has no journal yet."""
-    trouble: str = ""
+    renewal_error: str = ""
     """Why the last renewal of the lease failed."""
 
     def write(self, run: str, journal: Journal) -> None:
@@ -61,7 +61,7 @@ class Leadership:
             self.directory.add(run)
             store.write(journal)
 
-    def is_certain(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Whether no other master can hold the lease."""
         return self.lease.left_s() > 0
 
@@ -75,13 +75,13 @@ class Candidate:
     def __init__(self, store: Store, where: str, name: str, lease_s: float, *, alone: bool = False) -> None:
         self._store, self._where, self._name, self._lease_s = store, where, name, lease_s
         self._alone = alone
-        self._leader = self._trouble = ""
+        self._leader = self._error = ""
 
     @property
     def why_not(self) -> str:
         """Why this master does not lead, as far as it knows."""
-        if self._trouble:
-            return f"this master does not lead: {self._trouble}"
+        if self._error:
+            return f"this master does not lead: {self._error}"
         leader = self._leader or "no master"
         waits = f"waits for its journal ({leader} has it)" if self._alone else f"stands by ({leader} leads)"
         return f"this master {waits}"
@@ -96,11 +96,11 @@ class Candidate:
                 lease = await asyncio.to_thread(self._take_lease)
                 if lease is not None:
                     return await self._take_over(lease)
-                self._trouble = ""
+                self._error = ""
             except StoreError as error:
-                self._leader, self._trouble, pause_s = "", f"the journal cannot be used: {error}", RETRY_S
+                self._leader, self._error, pause_s = "", f"the journal cannot be used: {error}", RETRY_S
             except Deposed:
-                self._trouble, pause_s = "", POLL_S
+                self._error, pause_s = "", POLL_S
             if self._alone and self._leader and asyncio.get_running_loop().time() > since + 2 * self._lease_s:
                 raise ConfigError(
                     f"the journal {self._where} is in use by the master at {self._leader}; choose another one with "
@@ -108,25 +108,25 @@ class Candidate:
                 )
             if self.why_not != logged:
                 logged = self.why_not
-                _log.log(logging.ERROR if self._trouble else logging.INFO, "%s", logged)
+                _log.log(logging.ERROR if self._error else logging.INFO, "%s", logged)
             await asyncio.sleep(pause_s)
 
-    def trouble(self, reason: str) -> None:
-        """Remember why this master stopped to lead."""
-        self._trouble = reason
+    def set_error(self, reason: str) -> None:
+        """Remember why this master stopped leading."""
+        self._error = reason
 
     def _take_lease(self) -> Lease | None:
         """The lease; None after a while, if another master has it."""
-        value = f"{process_mark()}|{self._name}".encode()
+        value = f"{process_identity()}|{self._name}".encode()
         lease = self._store.lease(LEASE_KEY, value, self._lease_s)
         if lease is not None:
             return lease
         holder, self._leader = self._store.get(LEASE_KEY), ""
         if holder is None:
             return None
-        mark, _, leader = holder.value.decode(errors="replace").partition("|")
+        identity, _, leader = holder.value.decode(errors="replace").partition("|")
         # A lease of this process is left over from before, because it could not be released: no master leads with it.
-        if holder.value == value or process_of_mark_is_gone(mark):
+        if holder.value == value or is_process_gone(identity):
             self._store.delete(LEASE_KEY, holder)
             return self._store.lease(LEASE_KEY, value, self._lease_s)
         self._leader = leader
@@ -139,7 +139,7 @@ class Candidate:
         except (StoreError, Deposed, asyncio.CancelledError):
             await _release(lease)  # a master that cannot read the journals must not keep others from them
             raise
-        self._leader, self._trouble = self._name, ""
+        self._leader, self._error = self._name, ""
         return leadership
 
     def _read_all(self, lease: Lease) -> Leadership:
@@ -162,15 +162,15 @@ class Candidate:
             await asyncio.sleep(self._lease_s / 4)
             try:
                 await asyncio.to_thread(lease.renew)
-                leadership.trouble = ""
+                leadership.renewal_error = ""
             except LeaseLost as error:
                 lost(str(error))
                 return
             except StoreError as error:
-                leadership.trouble = f"its lease could not be renewed: {error}"
-                _log.warning("%s", leadership.trouble)
-                if not leadership.is_certain():
-                    lost(leadership.trouble)
+                leadership.renewal_error = f"its lease could not be renewed: {error}"
+                _log.warning("%s", leadership.renewal_error)
+                if not leadership.is_exclusive():
+                    lost(leadership.renewal_error)
                     return
 
     async def release(self, leadership: Leadership) -> None:

@@ -43,7 +43,7 @@ class StallCompensatedClock:
 
 
 @dataclass(slots=True)
-class Pace:
+class StepProgress:
     """A member's progress, and how long its steps take, as far as the master can observe it."""
 
     last_progress_ns: Ns
@@ -60,7 +60,7 @@ class Pace:
         if committed or in_op:
             self.last_progress_ns = now
 
-    def is_moving(self, now: Ns, heartbeat_ms: int) -> bool:
+    def is_in_time(self, now: Ns, heartbeat_ms: int) -> bool:
         """Whether it is no slower than allowed: a step may take twice as long as the longest one so far."""
         return now - self.last_progress_ns < max(2 * self.longest_step_ns, 2 * heartbeat_ms * MS)
 

@@ -462,7 +462,7 @@ class Master:
     def _from_peer(self, now: Ns, peer: Peer, message: ToMaster) -> None:
         if peer.id in self._run.away and not isinstance(message, Returned):
             raise RemoteProtocolError(f"{type(message).__name__} before Returned")
-        peer.pace.last_progress_ns = now
+        peer.step_progress.last_progress_ns = now
         match message:
             case Vote():
                 self._calls.vote(now, peer, message)
@@ -524,7 +524,7 @@ class Master:
         if heartbeat.echo > peer.heartbeat.echo or heartbeat.received > peer.heartbeat.received:
             peer.last_echo_ns = now
         committed, in_call = heartbeat.committed != peer.heartbeat.committed, peer.ballot is not None
-        peer.pace.on_heartbeat(now, committed=committed, in_op=bool(heartbeat.ops), in_call=in_call)
+        peer.step_progress.on_heartbeat(now, committed=committed, in_op=bool(heartbeat.ops), in_call=in_call)
         peer.last_received_ns = peer.last_heartbeat_ns = now
         peer.heartbeat = heartbeat
         self._topology.on_heartbeat(now, peer, heartbeat)

@@ -157,16 +157,16 @@ class Probing:
         if (known := self._heartbeats.get(node)) is not None:
             known.last_received_ns = now
 
-    def heartbeat(self, now: Ns, node: NodeId, beat: Heartbeat) -> None:
+    def heartbeat(self, now: Ns, node: NodeId, heartbeat: Heartbeat) -> None:
         """A process that only probes has sent a heartbeat."""
         known = self._heartbeats.get(node)
         if known is None:
             raise RemoteProtocolError("a heartbeat from a node that announced none")
-        if beat.epoch or beat.ops:
+        if heartbeat.epoch or heartbeat.ops:
             raise RemoteProtocolError("a heartbeat with ops from a node that only probes")
-        if beat.echo > known.echo:
+        if heartbeat.echo > known.echo:
             known.last_echo_ns = now
-        known.last_received_ns, known.number, known.echo = now, beat.number, beat.echo
+        known.last_received_ns, known.number, known.echo = now, heartbeat.number, heartbeat.echo
 
     def send_heartbeats(self, number: int) -> None:
         for node, known in self._heartbeats.items():

@@ -114,4 +114,4 @@ def _matching(peers: Iterable[Peer], wanted: str) -> list[Peer]:
 def eviction_reasons(request: EvictRequest) -> tuple[str, str]:
     """Why the peer is evicted, for the others and for its own program."""
     because = f": {request.reason}" if request.reason else ""
-    return f"{request.by} asked for it{because}", f"{request.by} asked for it{because or ', without a reason'}"
+    return f"{request.by} requested it{because}", f"{request.by} requested it{because or ', without a reason'}"

@@ -18,7 +18,7 @@ from ringfold.master.edges import EdgeHistory
 from ringfold.master.effects import CloseConnection, Effect, Notify, SendMessage
 from ringfold.master.events import Conn, Ns
 from ringfold.master.lifecycle import Life
-from ringfold.master.liveness import Pace
+from ringfold.master.liveness import StepProgress
 from ringfold.master.pending import PendingQuestions
 from ringfold.master.settings import MasterSettings
 from ringfold.master.states import (
@@ -146,10 +146,10 @@ class Peer:
     suspected: bool = False
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
     last_heartbeat_ns: Ns = 0
-    pace: Pace = field(init=False)
+    step_progress: StepProgress = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.registered_ns, self.registered_ns)
+        self.step_progress = StepProgress(self.registered_ns, self.registered_ns)
 
     def enter(self, membership: Membership) -> None:
         self.membership = MEMBERSHIPS.move(self.membership, membership)

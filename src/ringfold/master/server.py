@@ -364,7 +364,7 @@ class MasterServer:
             # The fence is raised in each journal first: until that is written, all effects wait.
             for name, journal in runs.first_journals().items():
                 self._execute(name, self._outbox(name).put([WriteJournal(journal)]))
-            candidate.trouble(await self._deposed)
+            candidate.set_error(await self._deposed)
             await candidate.release(leadership)
             self._held = None
         finally:
@@ -484,8 +484,8 @@ class MasterServer:
             return
         now = monotonic_ns()
         suspended_ns, self._stepped_ns = now - self._stepped_ns, now
-        if self._leadership is not None and not self._leadership.is_certain():
-            self.step_down(self._leadership.trouble or "it did not renew its lease in time")
+        if self._leadership is not None and not self._leadership.is_exclusive():
+            self.step_down(self._leadership.renewal_error or "it did not renew its lease in time")
             return
         if self._leadership is not None and suspended_ns > self._max_suspension_ns:
             # With the same fence it would have to evict all peers that return. With a higher one they continue.

@@ -442,7 +442,12 @@ class Watchdog:
 
     def _absent(self, peer: Peer, group: Group, calls: int) -> AbsentMember:
         return AbsentMember(
-            peer.id, self._is_idle(peer, group), calls, peer.busy_until_ns, peer.pace.last_progress_ns, group.id
+            peer.id,
+            self._is_idle(peer, group),
+            calls,
+            peer.busy_until_ns,
+            peer.step_progress.last_progress_ns,
+            group.id,
         )
 
     def _is_idle(self, peer: Peer, group: Group) -> bool:

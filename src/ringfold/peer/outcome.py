@@ -65,7 +65,7 @@ def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None, m
         case OpStatus.TOO_FEW:
             return TooFewPeers(len(result.contributors))
         case OpStatus.FAILED:
-            return again(ended) if ended is not None else UsageError(f"{operation}: this peer has left the run")
+            return copy_error(ended) if ended is not None else UsageError(f"{operation}: this peer has left the run")
         case OpStatus.CANCELLED:
             return CollectiveAborted(f"{operation} was cancelled here", result.epoch)
         case OpStatus.OK:
@@ -106,7 +106,7 @@ def _number(reason: Reason, place: int) -> int:
     return reason.numbers[place] if place < len(reason.numbers) else 0
 
 
-def again(error: RingfoldError) -> RingfoldError:
+def copy_error(error: RingfoldError) -> RingfoldError:
     """A copy of the error, so that threads that raise it do not share a traceback."""
     return type(error)(*error.args)
 
@@ -211,7 +211,7 @@ class Handle:
         if self._ended is not None:
             self._seen(self._ended)
         if isinstance(outcome, RingfoldError):
-            raise again(outcome)
+            raise copy_error(outcome)
         return outcome
 
     def __repr__(self) -> str:

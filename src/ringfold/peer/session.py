@@ -69,7 +69,7 @@ from ringfold.peer.events import (
     Tick,
 )
 from ringfold.peer.machine import PeerMachine
-from ringfold.peer.outcome import again, error_of
+from ringfold.peer.outcome import copy_error, error_of
 from ringfold.peer.path_shares import PathShares, flows_of
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.transfer import BlockTransfer
@@ -577,7 +577,7 @@ class Session:
 
     def _raise_over(self, operation: str) -> NoReturn:
         if self.error is not None:
-            raise again(self.error)
+            raise copy_error(self.error)
         raise UsageError(f"{operation}: this peer has left the run; join again")
 
 

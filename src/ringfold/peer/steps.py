@@ -48,7 +48,7 @@ from ringfold.errors import (
 from ringfold.peer.buffers import Array, ArrayLike, Buffers, in_and_out, result_alone
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, bound
-from ringfold.peer.outcome import SLICE_S, ReduceInfo, again
+from ringfold.peer.outcome import SLICE_S, ReduceInfo, copy_error
 from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
 from ringfold.peer.step_ops import result_alone as reduce_alone
 from ringfold.peer.sync.resume import CheckpointStore, Resuming, check_used
@@ -587,7 +587,7 @@ class Loop:
             while True:
                 self._outstanding.look()
                 if isinstance(op.outcome, RingfoldError):
-                    raise again(op.outcome)
+                    raise copy_error(op.outcome)
                 if op.outcome is not None:
                     return
                 self._outstanding.submit()

@@ -184,20 +184,20 @@ def user_name() -> str:
         return f"user {os.getuid()}"
 
 
-def process_mark() -> str:
+def process_identity() -> str:
     """An identifier of this process, unique among all processes that this machine has ever run."""
-    return _mark_of(os.getpid())
+    return _identity_of(os.getpid())
 
 
-def process_of_mark_is_gone(mark: str) -> bool:
-    """Whether the process with this mark has certainly ended. False for processes of other machines."""
-    where, _, number = mark.partition("#")
+def is_process_gone(identity: str) -> bool:
+    """Whether the process with this identity has certainly ended. False for processes of other machines."""
+    where, _, number = identity.partition("#")
     if where != _where() or not number.split("@")[0].isdigit():
         return False
-    return _mark_of(int(number.split("@")[0])) != mark
+    return _identity_of(int(number.split("@")[0])) != identity
 
 
-def _mark_of(pid: int) -> str:
+def _identity_of(pid: int) -> str:
     return f"{_where()}#{pid}@{_started(pid)}"
 
 

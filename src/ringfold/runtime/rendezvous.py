@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from ringfold.errors import ConfigError
-from ringfold.runtime.process import close_on_fork, keep_on_fork, process_mark, process_of_mark_is_gone
+from ringfold.runtime.process import close_on_fork, is_process_gone, keep_on_fork, process_identity
 
 _MAX_BYTES = 4_096
 
@@ -44,7 +44,7 @@ class Rendezvous:
     def announce(self, address: str) -> None:
         """Publish the address of the host."""
         assert self._is_host
-        os.pwrite(self._fd, f"{process_mark()}\n{address}\n".encode(), 0)
+        os.pwrite(self._fd, f"{process_identity()}\n{address}\n".encode(), 0)
 
     def withdraw(self) -> None:
         """Remove the address of the host."""
@@ -52,9 +52,9 @@ class Rendezvous:
 
     def address(self) -> str:
         """The address of the host; empty if there is no host, or it has not published one."""
-        mark, _, rest = os.pread(self._fd, _MAX_BYTES, 0).decode(errors="replace").partition("\n")
+        identity, _, rest = os.pread(self._fd, _MAX_BYTES, 0).decode(errors="replace").partition("\n")
         address, end, _ = rest.partition("\n")
-        return address if end and not process_of_mark_is_gone(mark) else ""
+        return address if end and not is_process_gone(identity) else ""
 
     def close(self) -> None:
         """Release the lock, and close the file."""

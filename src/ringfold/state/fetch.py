@@ -18,7 +18,7 @@ Invariants:
   but do no damage (with rf64: unless it forges hashes on purpose).
 
 When is a receiver stuck? A receiver that is complete, has lost all holders, or lacks only what all of them sent wrong,
-tells its relays so by announcing nothing (an empty list) after it announced everything. From then on it can get only
+reports that by announcing nothing (an empty list) after it announced everything. From then on it can get only
 what some relay has, and relays announce everything to each other. So a block that can come from no holder, that no
 relay has, and that no relay with a holder may still get, will never come: then, and only then, the receiver is stuck.
 """

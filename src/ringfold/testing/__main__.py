@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
-    parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
+    parser.add_argument("--iterations", action="store_true", help="schedules of the global iteration over a store")
     parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
     parser.add_argument("--stalls", action="store_true", help="programs hang, are slow, or are busy, besides")
     parser.add_argument("--resume", action="store_true", help="all peers are killed, and come back")
@@ -264,12 +264,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _iterations(options: argparse.Namespace, console: Console) -> int:
-    from ringfold.testing import iterating_stories
+    from ringfold.testing import iterating_schedules
 
     if options.seed is not None:
-        return iterating_stories.replay(options.seed, trace=options.trace, console=console)
+        return iterating_schedules.replay(options.seed, trace=options.trace, console=console)
     first = fresh_seed() if options.first is None else options.first
-    return iterating_stories.run(first=first, count=options.seeds, jobs=options.jobs, console=console)
+    return iterating_schedules.run(first=first, count=options.seeds, jobs=options.jobs, console=console)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class SimRun(Communicator):
 
     def rejoin(self) -> None:
         """As in production, with a peer that the simulation makes."""
-        peer = cast("SimPeer", self._line.ask(Rejoin()))
+        peer = cast("SimPeer", self._line.request(Rejoin()))
         self._close.detach()
         self._peer = peer
         self._hold(cast(Session, SimSession(self._line, peer)))
@@ -93,15 +93,15 @@ class SimRun(Communicator):
 
     def are_peers_pending(self) -> bool:
         """As in production; the checkers get the answer."""
-        asked = self._line.asked
+        requests = self._line.requests
         answer = super().are_peers_pending()
-        if asked == self._line.asked:  # the runner reports the answers of votes
+        if requests == self._line.requests:  # the runner reports the answers of votes
             self._peer.book.history.answered(self._peer.peer, answer)
         return answer
 
     def sleep(self, ms: float) -> None:
         """The user's own work, for so long."""
-        self._line.ask(Sleep(ms))
+        self._line.request(Sleep(ms))
 
 
 class SimSigterm(Sigterm):
@@ -197,7 +197,7 @@ class Line:
     """Between the simulation's thread and a program's: one speaks, the other waits."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requests = 0
         self._to_program, self._to_simulation = threads.Lock(), threads.Lock()
         self._to_program.acquire()
         self._to_simulation.acquire()
@@ -249,10 +249,10 @@ class Line:
         """Whether the calling thread is the program's."""
         return threads.is_current(self._thread)
 
-    def ask(self, request: Request) -> object:
+    def request(self, request: Request) -> object:
         """Wait for the simulation; what the request gave. Raises what it raised."""
         assert self.is_mine
-        self.asked += 1
+        self.requests += 1
         self._request = request
         self._to_simulation.release()
         self._to_program.acquire()
@@ -291,13 +291,15 @@ class SimSession:
         timeout_ms = int(timeout_s * 1_000)
         if kind not in ("update", "pending"):
             raise NotImplementedError(f"{operation} is not simulated")
-        self.line.ask(ArePending(timeout_ms, vote=True) if kind == "pending" else UpdateTopology(min_world, timeout_ms))
+        self.line.request(
+            ArePending(timeout_ms, vote=True) if kind == "pending" else UpdateTopology(min_world, timeout_ms)
+        )
         assert self.peer.last_call is not None
         return self.peer.last_call
 
     def ask(self, question: PendingQuestion, operation: str, timeout_s: float) -> bool:
         self.check_usable(operation)
-        self.line.ask(ArePending(int(timeout_s * 1_000), question=question))
+        self.line.request(ArePending(int(timeout_s * 1_000), question=question))
         assert self.peer.last_call is not None
         return self.peer.last_call.pending
 
@@ -305,7 +307,7 @@ class SimSession:
         self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted:
         self.check_usable("sync_shared_state")
-        outcome = self.line.ask(OfferState(offer, snapshot, min_world, int(timeout_s * 1_000)))
+        outcome = self.line.request(OfferState(offer, snapshot, min_world, int(timeout_s * 1_000)))
         assert isinstance(outcome, SyncSucceeded | SyncInterrupted)
         return outcome
 
@@ -316,7 +318,7 @@ class SimSession:
     def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
         while not self.machine.is_running:
             self.check_usable(operation)
-            self.line.ask(Sleep(LOOK_AGAIN_MS))
+            self.line.request(Sleep(LOOK_AGAIN_MS))
         self.check_usable(operation)
         assert self.machine.record is not None
         return submit(self.machine.record)
@@ -337,7 +339,7 @@ class SimSession:
         if not self._is_closed and self.line.is_mine:
             self._is_closed = True
             if not self.machine.ended:
-                self.line.ask(Leave(self.stopped))
+                self.line.request(Leave(self.stopped))
 
 
 class SimEngine:
@@ -351,7 +353,7 @@ class SimEngine:
         codes = [DTYPES[array.dtype.name] for array in request.source]
         if request.target is not None or len(request.source) > 1 or codes != request.dtypes:
             raise NotImplementedError("one array, in place, in its own dtype: the rest is not simulated")
-        handle = self._line.ask(
+        handle = self._line.request(
             Collective(
                 request.source[0] if request.source else np.zeros(0, np.uint8),
                 OPS[request.reduce_op],
@@ -379,7 +381,7 @@ class SimEngine:
         """Until the op has ended, without a timeout."""
         if op not in self._ended and self._peer.look_at(op) is None:
             try:
-                self._ended[op] = self._line.ask(Wait(op))
+                self._ended[op] = self._line.request(Wait(op))
             except RingfoldError as error:
                 self._ended[op] = error
         return True
@@ -389,7 +391,7 @@ class SimEngine:
             self._peer.release(op)
 
     def run_op(self, op: int) -> OpResult:
-        return _result(self._line.ask(Wait(op)))
+        return _result(self._line.request(Wait(op)))
 
     def collective(self, request: OpRequest) -> OpResult:
         return self.run_op(self.submit(request))

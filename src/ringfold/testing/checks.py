@@ -13,7 +13,7 @@ Checked at once, so that the trace ends where it went wrong:
   master decides on, whatever the cause (a death, a newcomer, a better ring adopted by a call), and at every peer.
 Checked at the end, when it is known which peers survived what:
 - an op that succeeded at one survivor succeeded at all;
-- two survivors that asked `are_peers_pending` at the same point of the program got the same answer.
+- two survivors that called `are_peers_pending` at the same point of the program got the same answer.
 Also at once: a question that the master was asked has one answer, whichever peer asks, in whichever thread.
 """
 
@@ -42,7 +42,7 @@ class _Peer:
     settled: int = 0
     """The newest epoch whose verdicts it received."""
     returned: OpKey | None = None
-    asked: int = 0
+    calls: int = 0
     """How often it called are_peers_pending since an op returned."""
     gone: bool = False
     """Killed or evicted: it does not survive its last epoch."""
@@ -106,7 +106,7 @@ class History:
         """The program goes on after a call: this is where it stands now."""
         if call.outcome == "ok":
             known = self.peers[call.peer]
-            known.returned, known.asked = _key(call), 0
+            known.returned, known.calls = _key(call), 0
 
     def failed(self, call: Call, error: str, epoch: int) -> None:
         self.aborted += 1
@@ -120,8 +120,8 @@ class History:
         """A peer received whether newcomers are pending."""
         known = self.peers[peer]
         if known.returned is not None:
-            self.answers.setdefault((known.returned, known.asked), {})[peer] = pending
-        known.asked += 1
+            self.answers.setdefault((known.returned, known.calls), {})[peer] = pending
+        known.calls += 1
 
     def told(self, peer: int, question: PendingQuestion, pending: bool) -> None:
         """The master has answered a peer's question."""

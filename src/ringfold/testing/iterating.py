@@ -161,7 +161,7 @@ class RankProcess:
 RECORD = f"{PREFIX}/iteration/record"
 
 
-class StoryFailure(SimulationFailure):
+class IterationFailure(SimulationFailure):
     """A promise of the global iteration was broken."""
 
     def __str__(self) -> str:
@@ -174,18 +174,18 @@ AgreeingOf = Callable[["Simulated", RankProcess], Agreeing]
 
 
 def production(sim: "Simulated", life: RankProcess) -> Agreeing:
-    return IterationMachine(sim.self_of(life), sim.story.rules, TIMING)
+    return IterationMachine(sim.self_of(life), sim.schedule.rules, TIMING)
 
 
 class Simulated:
-    """A store and its ranks, driven by one story."""
+    """A store and its ranks, driven by one schedule."""
 
     def __init__(
-        self, story: IterationSchedule, agreeing: AgreeingOf = production, echo: Callable[[str], None] | None = None
+        self, schedule: IterationSchedule, agreeing: AgreeingOf = production, echo: Callable[[str], None] | None = None
     ) -> None:
-        self.story, self._agreeing = story, agreeing
-        self.sched = Scheduler(story.seed, Trace(echo=echo))
-        self.rng = Random(f"{story.seed}/iterating")
+        self.schedule, self._agreeing = schedule, agreeing
+        self.sched = Scheduler(schedule.seed, Trace(echo=echo))
+        self.rng = Random(f"{schedule.seed}/iterating")
         self.server = MemoryServer()
         self.lives: list[RankProcess] = []
         self.history = 0
@@ -193,12 +193,12 @@ class Simulated:
         self.is_down = False
         self.is_quiet = False
         self.operations: dict[int, int] = {}
-        self.checks = Checks(story.rules, self.lives)
+        self.checks = Checks(schedule.rules, self.lives)
         self._leases: dict[str, int] = {}
         self._waiting: list[tuple[str, int, Callable[[], None]]] = []
         self._snapshot: StoreSnapshot | None = None
 
-    # The course of a story
+    # Running a schedule
 
     def run(self) -> ScheduleResult:
         try:
@@ -210,16 +210,16 @@ class Simulated:
             len(self.lives),
             sum(self.operations.values()),
             self.sched.now / MS,
-            tuple(trouble.kind for trouble in self.story.troubles),
+            tuple(trouble.kind for trouble in self.schedule.troubles),
         )
 
     def _run(self) -> None:
-        story = self.story
-        for rank in range(story.rules.world):
+        schedule = self.schedule
+        for rank in range(schedule.rules.world):
             self.sched.after(self.rng.randrange(400 * MS), self._start, rank)
-        for trouble in story.troubles:
+        for trouble in schedule.troubles:
             self.sched.at(trouble.at_ms * MS, self._strike, trouble)
-        self.sched.run_until(lambda: False, story.quiet_ms * MS)
+        self.sched.run_until(lambda: False, schedule.quiet_ms * MS)
         self._heal()
         before = {life.incarnation: len(life.log) for life in self.lives}
         limit_ns = self.sched.now + 150_000 * MS
@@ -234,7 +234,7 @@ class Simulated:
             for life in self.lives
             if life.is_up and len(life.log) >= before.get(life.incarnation, 0) + SETTLED
         }
-        return len(settled.union(self.story.stay_dead)) == self.story.rules.world
+        return len(settled.union(self.schedule.stay_dead)) == self.schedule.rules.world
 
     def _heal(self) -> None:
         """The faults stop: everything is there again."""
@@ -244,10 +244,10 @@ class Simulated:
             if life.is_paused:
                 self._resume(life)
         for life in list(self.lives):
-            if life.rank in self.story.stay_dead and life.is_up:
+            if life.rank in self.schedule.stay_dead and life.is_up:
                 self._end(life, "stays dead")
-        for rank in range(self.story.rules.world):
-            if not self._up(rank) and rank not in self.story.stay_dead:
+        for rank in range(self.schedule.rules.world):
+            if not self._up(rank) and rank not in self.schedule.stay_dead:
                 self._start(rank)
 
     def _stuck(self) -> str:
@@ -263,7 +263,7 @@ class Simulated:
             case "outage":
                 self.is_down = True
                 self.sched.after(trouble.for_ms * MS, self._back)
-                if self.story.has_leases:
+                if self.schedule.has_leases:
                     for life in self.lives:
                         life.is_troubled = True  # leases keep expiring while they cannot be renewed
                 return
@@ -327,8 +327,8 @@ class Simulated:
         return RankIdentity(
             rank=life.rank,
             incarnation=life.incarnation,
-            can_list=self.story.can_list,
-            has_leases=self.story.has_leases,
+            can_list=self.schedule.can_list,
+            has_leases=self.schedule.has_leases,
         )
 
     def now_ns(self, life: RankProcess) -> int:
@@ -377,7 +377,7 @@ class Simulated:
 
     def _program(self, life: RankProcess, agreeing: Agreeing) -> Course:
         """What a training process does."""
-        draw = Random(f"{self.story.seed}/{life.incarnation}")
+        draw = Random(f"{self.schedule.seed}/{life.incarnation}")
         while True:
             try:
                 begun = yield from agreeing.next(self.now_ns(life), 20)
@@ -396,7 +396,7 @@ class Simulated:
                 self._end(life, "leaves")
                 self._restart_later(life)
                 return
-            is_slow = not self.is_quiet and draw.random() < self.story.slow
+            is_slow = not self.is_quiet and draw.random() < self.schedule.slow
             yield Pause(draw.uniform(6, 9) if is_slow else draw.choice((0.0, draw.uniform(0, 0.2), draw.uniform(0, 1))))
             life.finished = begun.iteration
 
@@ -411,7 +411,7 @@ class Simulated:
 
     def _restart(self, life: RankProcess) -> None:
         """What starts a rank's processes starts one when there is none."""
-        stays = self.is_quiet and life.rank in self.story.stay_dead
+        stays = self.is_quiet and life.rank in self.schedule.stay_dead
         if not self._up(life.rank) and not stays:
             self._start(life.rank)
 
@@ -511,7 +511,7 @@ class Simulated:
                 client.delete(key, expected)
                 return None
             case Heartbeat(key, value, ttl_s):
-                if self.story.has_leases:
+                if self.schedule.has_leases:
                     self._leases[f"{PREFIX}/{key}"] = self.sched.now + round(ttl_s * NS)
                 client.set(key, value)
                 return None
@@ -540,10 +540,10 @@ class Simulated:
         number = self.operations[life.rank] = self.operations.get(life.rank, 0) + 1
         if life.is_cut or self.is_down:
             return "unreachable"
-        crash = self.story.crash_at
+        crash = self.schedule.crash_at
         if crash is not None and crash[:2] == (life.rank, number):
             return crash[2]
-        if self.is_quiet or self.rng.random() >= self.story.losses:
+        if self.is_quiet or self.rng.random() >= self.schedule.losses:
             return None
         kinds: tuple[Fault, ...] = ("unreachable", "lost reply", "lost reply", "late", "crash", "crash after")
         return self.rng.choice(kinds)
@@ -552,7 +552,7 @@ class Simulated:
         return self.rng.randrange(300 * MS) if self.rng.random() < 0.02 else self.rng.randrange(50_000, 5 * MS)
 
     def _failure(self, text: str) -> SimulationFailure:
-        return StoryFailure(self.story.seed, text, self.sched.trace.tail())
+        return IterationFailure(self.schedule.seed, text, self.sched.trace.tail())
 
 
 # Checks

@@ -6,7 +6,7 @@ connection ends. What the network may do to it:
 - every direction of a pair of hosts has its own latency, jitter, rate and window, drawn from the seed. Jitter never
   reorders inside a connection; between connections (two lanes of a link) everything may overtake everything;
 - a sender may have at most a window of bytes in flight that the receiver has not read yet. A full window means that
-  the sender is simply not asked for more, until there is room again (`Process.writable`);
+  no more is taken from the sender, until there is room again (`Process.writable`);
 - a blocked direction holds bytes back, and connection requests too; they go on when it heals. A partition that lasts
   may reset the connections that cross it;
 - a host may have several addresses, one per path; from an address of one host to one of another, conditions are their
@@ -235,7 +235,7 @@ class Network:
     # What happens to hosts and links
 
     def link(self, source: str, target: str) -> Link:
-        """The conditions from one host or address to another, drawn when first asked for."""
+        """The conditions from one host or address to another, drawn at first use."""
         link = self._links.get((source, target))
         if link is None:
             link = self._links[source, target] = self.weather.draw(self.scheduler.rng)

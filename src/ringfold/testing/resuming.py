@@ -1,10 +1,10 @@
 """All peers are killed, repeatedly: simulated runs that continue from checkpoints.
 
-A story has a few names, each with a disk of its own that outlives its processes, and some phases. In a phase some of
+A schedule has a few names, each with a disk of its own that outlives its processes, and some phases. In a phase some of
 them are started, at different moments, with the production loop of `steps` over their disk; then all are killed, and
 now and then the master too. Between phases disks lose files: a save that was cut off, a damaged file, a new disk. Where
 a run finds that its state is lost, the next phase begins with `rollback=True`. In the last phase all come, and the
-story ends when they are through.
+schedule ends when they are through.
 
 The checks are those of every sync (`sync_checks.py`). Besides, `StateLost` must not reach a program while a peer
 could have loaded a checkpoint of the run's history.
@@ -128,11 +128,11 @@ class ResumeSchedule:
 
 
 @dataclass(slots=True)
-class _Stage:
-    """What all processes of a story share."""
+class _ResumeRun:
+    """What all processes of a schedule share."""
 
     sim: Simulation
-    story: ResumeSchedule
+    schedule: ResumeSchedule
     disks: dict[str, SimDisk] = field(default_factory=dict)
     is_lost: bool = False
     until: int = 1 << 30
@@ -143,11 +143,11 @@ class _Stage:
 
     @property
     def book(self) -> Book:
-        return self.sim.book(self.story.run)
+        return self.sim.book(self.schedule.run)
 
 
 def draw_resume(seed: int, base: Setup | None = None) -> ResumeSchedule:
-    """The story of a seed. `base` may bring other machines."""
+    """The schedule of a seed. `base` may bring other machines."""
     rng = Random(f"resume {seed}")
     names = NAMES[: rng.choice((1, 2, 2, 3, 3, 4))]
     settings = quick_settings(resume_wait_ms=rng.choice((0, 100, 400)), return_ms=400)
@@ -176,24 +176,24 @@ def _draw_phase(rng: Random, names: tuple[str, ...]) -> Phase:
 
 
 def run_resume(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
-    """Run one story to its end; a broken promise raises SimulationFailure."""
-    story = draw_resume(seed, base)
-    sim = Simulation(seed, story.setup, echo=echo)
-    stage = _Stage(sim, story)
+    """Run one schedule to its end; a violation raises SimulationFailure."""
+    schedule = draw_resume(seed, base)
+    sim = Simulation(seed, schedule.setup, echo=echo)
+    resumed = _ResumeRun(sim, schedule)
     try:
-        _tell(stage)
+        _run_phases(resumed)
     except SimulationFailure as failure:
         raise SimulationFailure(failure.seed, failure.text, failure.tail, "--resume") from failure
-    syncs, history = stage.book.syncs, stage.book.history
-    counts = Counter(finished=syncs.finished, rollbacks=syncs.rollbacks, resumes=syncs.resumes, **stage.counts)
+    syncs, history = resumed.book.syncs, resumed.book.history
+    counts = Counter(finished=syncs.finished, rollbacks=syncs.rollbacks, resumes=syncs.resumes, **resumed.counts)
     committed, digest = len(history.committed), sim.scheduler.trace.digest
     return Outcome(seed, committed, history.aborted, sim.epochs, sim.now_ms, digest, counts)
 
 
-def _tell(stage: _Stage) -> None:
-    sim, phases = stage.sim, stage.story.phases
+def _run_phases(resumed: _ResumeRun) -> None:
+    sim, phases = resumed.sim, resumed.schedule.phases
     for phase in phases[:-1]:
-        _start(stage, phase)
+        _start(resumed, phase)
         _run_for(sim, phase.length_ms)
         if phase.kills_master:
             sim.master.die("is killed")
@@ -203,12 +203,12 @@ def _tell(stage: _Stage) -> None:
         sim.run_until(sim.is_over, limit_ms=LIMIT_MS)
         if phase.kills_master:
             lead(sim)
-        _wear(stage)
-    stage.until = stage.newest + 3
+        _wear(resumed)
+    resumed.until = resumed.newest + 3
     for _ in range(2):  # a state that is lost for good needs one more try
-        _start(stage, phases[-1])
+        _start(resumed, phases[-1])
         sim.run_until(sim.is_over, limit_ms=LIMIT_MS)
-        if not stage.is_lost:
+        if not resumed.is_lost:
             return
 
 
@@ -217,18 +217,18 @@ def _run_for(sim: Simulation, length_ms: float) -> None:
     sim.run_until(lambda: sim.now_ms >= end_ms, limit_ms=LIMIT_MS)
 
 
-def _start(stage: _Stage, phase: Phase) -> None:
-    sim, rollback, stage.is_lost = stage.sim, stage.is_lost, False
-    stage.lives += 1
+def _start(resumed: _ResumeRun, phase: Phase) -> None:
+    sim, rollback, resumed.is_lost = resumed.sim, resumed.is_lost, False
+    resumed.lives += 1
     for name, after_ms in phase.starts:
-        program = _program(stage, phase, name, rollback)
-        sim.join(program, name=name, at_ms=sim.now_ms + after_ms, run=stage.story.run)
+        program = _program(resumed, phase, name, rollback)
+        sim.join(program, name=name, at_ms=sim.now_ms + after_ms, run=resumed.schedule.run)
 
 
-def _wear(stage: _Stage) -> None:
+def _wear(resumed: _ResumeRun) -> None:
     """What may happen to disks while nothing runs."""
-    rng = stage.sim.rng
-    for _, disk in sorted(stage.disks.items()):
+    rng = resumed.sim.rng
+    for _, disk in sorted(resumed.disks.items()):
         kind = rng.random()
         newest = max(disk.files, key=lambda file: file.revision, default=None)
         if newest is None:
@@ -243,17 +243,17 @@ def _wear(stage: _Stage) -> None:
             disk.files.clear()
 
 
-def _program(stage: _Stage, phase: Phase, name: str, rollback: bool) -> ProgramOf:
-    disk = stage.disks.setdefault(name, SimDisk(stage.book.syncs))
-    story, fresh = stage.story, stage.lives
+def _program(resumed: _ResumeRun, phase: Phase, name: str, rollback: bool) -> ProgramOf:
+    disk = resumed.disks.setdefault(name, SimDisk(resumed.book.syncs))
+    schedule, fresh = resumed.schedule, resumed.lives
 
     def main(run: SimRun, me: Self) -> None:
-        weights = np.full(story.size, fresh, np.int64)
+        weights = np.full(schedule.size, fresh, np.int64)
         state = SmallState(weights=weights)
         try:
             for step in run.steps(
                 state,
-                until=stage.until,
+                until=resumed.until,
                 min_world=phase.min_world,
                 wait_s=3.0,
                 check_every=phase.check_every,
@@ -262,24 +262,24 @@ def _program(stage: _Stage, phase: Phase, name: str, rollback: bool) -> ProgramO
                 rollback=rollback,
             ):
                 me.step_begins(state)
-                stage.newest = max(stage.newest, step.number)
-                reduced = gradient(me.peer, step.number, 0, story.size, "int64")
+                resumed.newest = max(resumed.newest, step.number)
+                reduced = gradient(me.peer, step.number, 0, schedule.size, "int64")
                 step.all_reduce(reduced)
                 weights += reduced
-                run.sleep(story.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
+                run.sleep(schedule.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
         except StateLost as error:
-            _check_lost(stage, me, disk, error)
-            stage.is_lost = True
-            stage.counts["lost"] += 1
+            _check_lost(resumed, me, disk, error)
+            resumed.is_lost = True
+            resumed.counts["lost"] += 1
         except (StateError, DeadlineExceeded):
-            stage.counts["gave up"] += 1
+            resumed.counts["gave up"] += 1
         me.digest = f"{state.revision}"
 
     return blocking(main)
 
 
-def _check_lost(stage: _Stage, me: Self, disk: SimDisk, error: StateLost) -> None:
+def _check_lost(resumed: _ResumeRun, me: Self, disk: SimDisk, error: StateLost) -> None:
     """A program must not end for a state that its own disk could have replaced."""
     good = [file.branch for file in disk.files if not file.is_damaged]
-    if any(stage.book.syncs.is_reached(me.group, branch) for branch in good):
+    if any(resumed.book.syncs.is_reached(me.group, branch) for branch in good):
         raise Violation(f"peer {me.peer} ends with {error}, and has a checkpoint of the run's history")

@@ -221,7 +221,7 @@ class SyncHistory:
         self._judge(self._syncs[number])
 
     def done(self, peer: PeerId, message: SyncDone) -> None:
-        """The master tells a participant that the sync is done. From the first one on, it counts as finished."""
+        """The master reports to a participant that the sync is done. From the first one on, it counts as finished."""
         sync = self._syncs[message.sync]
         finished = self._last.get(sync.group)
         if finished is None or finished.sync != sync.number:

@@ -269,7 +269,7 @@ def _reduction(work: Training, me: Self, place: tuple[int, int], size: int, dtyp
 
 
 def contributes(seed: int, silent: float, me: Self, place: tuple[int, int]) -> bool:
-    """Whether a peer contributes at a place of the program; at some nobody does."""
+    """Whether a peer contributes at a place of the program; at some places no peer does."""
     if not silent or Random(f"{seed}/{me.group}/{place} nobody").random() < 0.1:
         return not silent
     return Random(f"{seed}/{me.peer}/{place} silent").random() >= silent

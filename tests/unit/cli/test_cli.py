@@ -297,7 +297,7 @@ def test_status_fits_a_terminal_of_80_columns_and_breaks_no_state_or_address(mon
 def test_evict_names_the_peer_the_reason_and_the_requester(
     ringfold_command: Run, capsys: pytest.CaptureFixture[str], fake_master: Start
 ) -> None:
-    asked: list[EvictRequest] = []
+    requests: list[EvictRequest] = []
 
     def talk(client: socket.socket) -> None:
         client.sendall(message_frame(Challenge(NONCE, PROTOCOL_VERSION, PROTOCOL_VERSION)))
@@ -305,7 +305,7 @@ def test_evict_names_the_peer_the_reason_and_the_requester(
             question = decode_to_master(body)
             assert isinstance(question, EvictRequest)
             assert proven(b"", question.proof, "evict", NONCE, question.nonce)
-            asked.append(question)
+            requests.append(question)
             is_known = question.peer == "[red]two"
             text = "peer 2 ([red]two) is evicted; it may join again" if is_known else "there is no such peer"
             client.sendall(message_frame(EvictResponse(is_known, text, 2, "[red]two")))
@@ -318,8 +318,8 @@ def test_evict_names_the_peer_the_reason_and_the_requester(
     assert json.loads(text)["done"] is False
     code, text, errors = ringfold_command("evict", "3", master, capsys=capsys)
     assert (code, text, errors) == (1, "", "error: there is no such peer\n")
-    assert [(each.peer, each.reason) for each in asked] == [("[red]two", "broken"), ("3", ""), ("3", "")]
-    assert " on " in asked[0].by
+    assert [(each.peer, each.reason) for each in requests] == [("[red]two", "broken"), ("3", ""), ("3", "")]
+    assert " on " in requests[0].by
 
 
 def test_status_prints_the_run(

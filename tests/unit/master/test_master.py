@@ -41,7 +41,7 @@ CALLED = Descriptor(0, retry=1).pack()
 NONCE = b"n" * 32
 
 
-class Stage:
+class MasterHarness:
     """A master and its peers, named by their ids; connection and peer have the same number by default."""
 
     def __init__(self, **changed: object) -> None:
@@ -63,7 +63,7 @@ class Stage:
                 self.conns.remove(effect.conn)
         return effects
 
-    def say(self, conn: int, message: ToMaster) -> list[FromMaster]:
+    def receive(self, conn: int, message: ToMaster) -> list[FromMaster]:
         """What the connection itself is answered."""
         return [
             each.message
@@ -77,22 +77,22 @@ class Stage:
     def join(self, conn: int, group: int = 0, token: bytes = TOKEN) -> list[FromMaster]:
         self.open(conn)
         self.conns.append(conn)
-        return self.say(conn, hello(conn, group, token))
+        return self.receive(conn, hello(conn, group, token))
 
     def ring(self, size: int) -> None:
         """Peers 1 to `size`, in one group, in epoch 2 (epoch 1 if there is one)."""
         for conn in range(1, size + 1):
             self.join(conn)
-        self.say(1, m.Attached(1))
+        self.receive(1, m.Attached(1))
         if size > 1:
-            self.say(1, m.Vote(1, "update", 1))
+            self.receive(1, m.Vote(1, "update", 1))
             self.seal_and_attach(1, [1], range(1, size + 1))
 
     def seal_and_attach(self, epoch: int, sealing: "range | list[int]", attaching: "range | list[int]") -> None:
         for conn in sealing:
-            self.say(conn, m.Sealed(epoch, []))
+            self.receive(conn, m.Sealed(epoch, []))
         for conn in attaching:
-            self.say(conn, m.Attached(epoch + 1))
+            self.receive(conn, m.Attached(epoch + 1))
 
     def wait(self, ms: int, **report: object) -> None:
         end = self.now + ms * MS
@@ -133,11 +133,11 @@ def hello(conn: int, group: int = 0, token: bytes = TOKEN, **changed: object) ->
 
 
 def test_both_sides_prove_the_token() -> None:
-    stage = Stage()
-    welcome = stage.join(1)[0]
+    harness = MasterHarness()
+    welcome = harness.join(1)[0]
     assert isinstance(welcome, m.Welcome)
     assert proven(TOKEN, welcome.proof, "welcome", NONCE, bytes([1]) * 32)
-    assert RaiseFrameLimit(1) in stage.effects
+    assert RaiseFrameLimit(1) in harness.effects
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_both_sides_prove_the_token() -> None:
     ],
 )
 def test_a_wrong_claim_is_refused_with_its_reason(claim: ToMaster, why: str) -> None:
-    stage = Stage()
-    stage.open(1)
-    (refused,) = stage.say(1, claim)
+    harness = MasterHarness()
+    harness.open(1)
+    (refused,) = harness.receive(1, claim)
     assert isinstance(refused, m.Refused)
     assert why in refused.reason
-    assert stage.closed() == [1]
-    assert [type(each) for each in stage.notices(Notice)] == [ConnectionDropped]
+    assert harness.closed() == [1]
+    assert [type(each) for each in harness.notices(Notice)] == [ConnectionDropped]
 
 
 def test_heartbeats_and_done_of_unauthenticated_clients_are_refused() -> None:
@@ -172,221 +172,221 @@ def test_heartbeats_and_done_of_unauthenticated_clients_are_refused() -> None:
         DoneReceived(1, Done(1, 0, 0, 0, b"d" * 32, 0, b"")),
         MalformedReceived(1, "garbage"),
     ):
-        stage = Stage()
-        stage.open(1)
-        stage.step(event)
-        assert stage.closed() == [1]
+        harness = MasterHarness()
+        harness.open(1)
+        harness.step(event)
+        assert harness.closed() == [1]
 
 
 def test_the_oldest_unproven_connection_makes_room() -> None:
-    stage = Stage(max_unproven=3)
-    stage.ring(1)
+    harness = MasterHarness(max_unproven=3)
+    harness.ring(1)
     for conn in range(10, 15):
-        stage.open(conn)
-    assert stage.closed() == [10, 11]
+        harness.open(conn)
+    assert harness.closed() == [10, 11]
 
 
 def test_a_connection_that_proves_nothing_in_time_is_closed() -> None:
-    stage = Stage()
-    stage.open(7)
-    stage.wait(4950)
-    assert stage.closed() == []
-    stage.wait(50)
-    assert stage.closed() == [7]
+    harness = MasterHarness()
+    harness.open(7)
+    harness.wait(4950)
+    assert harness.closed() == []
+    harness.wait(50)
+    assert harness.closed() == [7]
 
 
 def test_a_status_client_may_send_more_requests_and_counts_as_authenticated() -> None:
-    stage = Stage()
-    stage.ring(2)
-    stage.open(9)
+    harness = MasterHarness()
+    harness.ring(2)
+    harness.open(9)
     proof = prove(TOKEN, "status", bytes([9]) * 32, NONCE)
     for _ in range(2):
-        (status,) = stage.say(9, m.StatusRequest(VERSION, NONCE, proof))
+        (status,) = harness.receive(9, m.StatusRequest(VERSION, NONCE, proof))
         assert isinstance(status, m.Status)
         assert [peer.peer for peer in status.peers] == [1, 2]
-    stage.wait(6000)
-    assert 9 not in stage.closed()
-    assert isinstance(stage.say(9, m.Leave())[0], m.Refused)
+    harness.wait(6000)
+    assert 9 not in harness.closed()
+    assert isinstance(harness.receive(9, m.Leave())[0], m.Refused)
 
 
 # Registration and admission
 
 
 def test_every_registration_is_counted_and_sent_to_members_only() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.join(2)
-    stage.join(3)
-    assert stage.sent(1, m.Registrations) == [m.Registrations(2), m.Registrations(3)]
-    assert stage.sent(2, m.Registrations) == []
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.join(2)
+    harness.join(3)
+    assert harness.sent(1, m.Registrations) == [m.Registrations(2), m.Registrations(3)]
+    assert harness.sent(2, m.Registrations) == []
 
 
 def test_the_record_has_the_registration_up_to_which_all_are_admitted() -> None:
-    stage = Stage()
-    stage.ring(2)
-    stage.join(3)
-    stage.step(ConnectionClosed(2, ""))
-    stage.say(1, m.Sealed(2, []))
-    assert (stage.record(1).registrations, stage.record(1).pending) == (2, True)
-    stage.say(1, m.Attached(3))
-    stage.say(1, m.Vote(2, "update", 3))
-    stage.join(4)
-    stage.seal_and_attach(3, [1], [1, 3])
-    assert (stage.record(3).registrations, stage.record(3).pending) == (3, True)
-    assert stage.sent(3, m.Registrations) == [m.Registrations(4)], "a newcomer must know what the others know"
+    harness = MasterHarness()
+    harness.ring(2)
+    harness.join(3)
+    harness.step(ConnectionClosed(2, ""))
+    harness.receive(1, m.Sealed(2, []))
+    assert (harness.record(1).registrations, harness.record(1).pending) == (2, True)
+    harness.receive(1, m.Attached(3))
+    harness.receive(1, m.Vote(2, "update", 3))
+    harness.join(4)
+    harness.seal_and_attach(3, [1], [1, 3])
+    assert (harness.record(3).registrations, harness.record(3).pending) == (3, True)
+    assert harness.sent(3, m.Registrations) == [m.Registrations(4)], "a newcomer must know what the others know"
 
 
 def test_when_all_members_are_gone_the_waiting_peers_are_accepted() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.join(2)
-    stage.join(3, group=5)
-    stage.step(ConnectionClosed(1, ""))
-    assert [member.peer for member in stage.record(2).members] == [2]
-    assert stage.record(2).epoch == 2, "no epoch number comes twice in a group"
-    assert stage.record(3).epoch == 1
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.join(2)
+    harness.join(3, group=5)
+    harness.step(ConnectionClosed(1, ""))
+    assert [member.peer for member in harness.record(2).members] == [2]
+    assert harness.record(2).epoch == 2, "no epoch number comes twice in a group"
+    assert harness.record(3).epoch == 1
 
 
 def test_a_newcomer_that_dies_during_its_admission_does_not_hold_it_up() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.join(2)
-    stage.say(1, m.Vote(2, "update", 1))
-    stage.step(ConnectionClosed(2, ""))
-    stage.seal_and_attach(1, [1], [1])
-    assert [type(each) for each in stage.sent(1, m.CallDone)] == [m.CallDone]
-    assert [member.peer for member in stage.record(1).members] == [1]
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.join(2)
+    harness.receive(1, m.Vote(2, "update", 1))
+    harness.step(ConnectionClosed(2, ""))
+    harness.seal_and_attach(1, [1], [1])
+    assert [type(each) for each in harness.sent(1, m.CallDone)] == [m.CallDone]
+    assert [member.peer for member in harness.record(1).members] == [1]
 
 
 def test_a_newcomer_may_leave_before_its_first_epoch() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.join(2)
-    stage.say(1, m.Vote(2, "update", 1))
-    assert stage.say(2, m.Leave()) == [m.Left()]
-    stage.seal_and_attach(1, [1], [1])
-    assert stage.record(1).newcomers == []
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.join(2)
+    harness.receive(1, m.Vote(2, "update", 1))
+    assert harness.receive(2, m.Leave()) == [m.Left()]
+    harness.seal_and_attach(1, [1], [1])
+    assert harness.record(1).newcomers == []
 
 
 # Epoch changes
 
 
 def test_the_secret_of_each_epoch_is_its_own() -> None:
-    stage = Stage()
-    stage.ring(2)
-    assert stage.record(1).secret == derive(SECRET, "epoch", 0, 2)
-    assert stage.record(2).dialers == [1, 2]
+    harness = MasterHarness()
+    harness.ring(2)
+    assert harness.record(1).secret == derive(SECRET, "epoch", 0, 2)
+    assert harness.record(2).dialers == [1, 2]
 
 
 def test_a_group_of_one_has_nothing_to_dial() -> None:
-    stage = Stage()
-    stage.ring(1)
-    assert stage.record(1).dialers == []
+    harness = MasterHarness()
+    harness.ring(1)
+    assert harness.record(1).dialers == []
 
 
 def test_the_survivors_keep_their_order_and_newcomers_follow_by_id() -> None:
-    stage = Stage()
-    stage.ring(4)
-    stage.join(5)
-    stage.step(ConnectionClosed(2, ""))
-    stage.seal_and_attach(2, [1, 3, 4], [1, 3, 4])
+    harness = MasterHarness()
+    harness.ring(4)
+    harness.join(5)
+    harness.step(ConnectionClosed(2, ""))
+    harness.seal_and_attach(2, [1, 3, 4], [1, 3, 4])
     for conn in (1, 3, 4):
-        stage.say(conn, m.Vote(5, "update", 3))
-    stage.seal_and_attach(3, [1, 3, 4], [1, 3, 4, 5])
-    assert [member.peer for member in stage.record(5).members] == [1, 3, 4, 5]
-    assert stage.record(1).newcomers == [5]
+        harness.receive(conn, m.Vote(5, "update", 3))
+    harness.seal_and_attach(3, [1, 3, 4], [1, 3, 4, 5])
+    assert [member.peer for member in harness.record(5).members] == [1, 3, 4, 5]
+    assert harness.record(1).newcomers == [5]
 
 
 def test_a_dead_peers_seal_does_not_count() -> None:
     """Peer 2 alone had the small op's result, sealed it, and died: no survivor has it for the others."""
-    stage = Stage()
-    stage.ring(3)
+    harness = MasterHarness()
+    harness.ring(3)
     op = m.OpRef(0, 0)
-    stage.step(ConnectionClosed(3, ""))
-    stage.say(2, m.Sealed(2, [m.SealedOp(op, "committed", 3, [b"x"] * 3, CALLED)]))
-    stage.step(ConnectionClosed(2, ""))
-    stage.say(1, m.Sealed(2, [m.SealedOp(op, "unfinished", 3, None, CALLED)]))
-    (verdict,) = stage.record(1).verdicts
+    harness.step(ConnectionClosed(3, ""))
+    harness.receive(2, m.Sealed(2, [m.SealedOp(op, "committed", 3, [b"x"] * 3, CALLED)]))
+    harness.step(ConnectionClosed(2, ""))
+    harness.receive(1, m.Sealed(2, [m.SealedOp(op, "unfinished", 3, None, CALLED)]))
+    (verdict,) = harness.record(1).verdicts
     assert not verdict.commit
     assert verdict.reason is not None
     assert verdict.reason.peers == [2, 3]
 
 
 def test_a_leaver_counts_as_a_survivor_for_the_verdict() -> None:
-    stage = Stage()
-    stage.ring(2)
+    harness = MasterHarness()
+    harness.ring(2)
     op = m.OpRef(0, 0)
-    stage.say(2, m.Leave())
-    stage.say(1, m.Sealed(2, [m.SealedOp(op, "done", 2, None, CALLED)]))
-    stage.say(2, m.Sealed(2, [m.SealedOp(op, "unfinished", 2, None, CALLED)]))
-    assert [verdict.commit for verdict in stage.record(1).verdicts] == [False]
-    assert stage.sent(2, m.Left) == [m.Left()]
+    harness.receive(2, m.Leave())
+    harness.receive(1, m.Sealed(2, [m.SealedOp(op, "done", 2, None, CALLED)]))
+    harness.receive(2, m.Sealed(2, [m.SealedOp(op, "unfinished", 2, None, CALLED)]))
+    assert [verdict.commit for verdict in harness.record(1).verdicts] == [False]
+    assert harness.sent(2, m.Left) == [m.Left()]
 
 
 def test_a_peer_that_does_not_seal_in_time_is_evicted() -> None:
-    stage = Stage(seal_ms=2000)
-    stage.ring(3)
-    stage.step(ConnectionClosed(3, ""))
-    stage.say(1, m.Sealed(2, []))
-    stage.wait(2000)
-    assert stage.sent(2, m.Evicted) == [m.Evicted("it did not seal epoch 2 in time (seal_ms 2000)")]
-    assert [member.peer for member in stage.record(1).members] == [1]
+    harness = MasterHarness(seal_ms=2000)
+    harness.ring(3)
+    harness.step(ConnectionClosed(3, ""))
+    harness.receive(1, m.Sealed(2, []))
+    harness.wait(2000)
+    assert harness.sent(2, m.Evicted) == [m.Evicted("it did not seal epoch 2 in time (seal_ms 2000)")]
+    assert [member.peer for member in harness.record(1).members] == [1]
 
 
 def test_after_too_many_failed_proposals_the_worst_member_goes() -> None:
     """Each time another edge of peer 3 fails, so that none becomes bad."""
-    stage = Stage(max_proposals=2)
-    stage.ring(4)
-    stage.step(ConnectionClosed(4, ""))
+    harness = MasterHarness(max_proposals=2)
+    harness.ring(4)
+    harness.step(ConnectionClosed(4, ""))
     for conn in (1, 2, 3):
-        stage.say(conn, m.Sealed(2, []))
+        harness.receive(conn, m.Sealed(2, []))
     for epoch, (conn, source, target) in ((3, (2, 2, 3)), (4, (1, 3, 1))):
         for other in {1, 2, 3} - {conn}:
-            stage.say(other, m.Attached(epoch))
-        stage.say(conn, m.AttachFailed(epoch, [m.EdgeFailure(source, target, "refused")]))
+            harness.receive(other, m.Attached(epoch))
+        harness.receive(conn, m.AttachFailed(epoch, [m.EdgeFailure(source, target, "refused")]))
         for other in (1, 2, 3):
-            stage.say(other, m.Sealed(epoch, []))
-    assert stage.notices(PeerGone)[-1].peer == 3  # type: ignore[attr-defined]
+            harness.receive(other, m.Sealed(epoch, []))
+    assert harness.notices(PeerGone)[-1].peer == 3  # type: ignore[attr-defined]
 
 
 def test_a_suspended_master_evicts_no_peer_when_it_resumes() -> None:
-    stage = Stage()
-    stage.ring(3)
-    stage.wait(1000)
-    stage.now += 60_000 * MS
-    stage.step(Tick())
-    stage.wait(1000)
-    assert stage.closed() == []
-    stage.frozen = {2}
-    stage.wait(5250)
-    assert stage.closed() == [2], "but it judges as usual afterwards"
+    harness = MasterHarness()
+    harness.ring(3)
+    harness.wait(1000)
+    harness.now += 60_000 * MS
+    harness.step(Tick())
+    harness.wait(1000)
+    assert harness.closed() == []
+    harness.frozen = {2}
+    harness.wait(5250)
+    assert harness.closed() == [2], "but it judges as usual afterwards"
 
 
 def test_a_peer_that_no_longer_receives_from_the_master_is_evicted() -> None:
-    stage = Stage()
-    stage.ring(2)
-    stage.wait(1000)
-    stuck = stage.last_heartbeat
+    harness = MasterHarness()
+    harness.ring(2)
+    harness.wait(1000)
+    stuck = harness.last_heartbeat
     for _ in range(110):
-        stage.now += 50 * MS
+        harness.now += 50 * MS
         for conn in (1, 2):
-            stage.heartbeats[conn] += 1
-            if conn in stage.conns:
-                stage.step(
+            harness.heartbeats[conn] += 1
+            if conn in harness.conns:
+                harness.step(
                     HeartbeatReceived(
-                        conn, Heartbeat(stage.heartbeats[conn], stage.last_heartbeat if conn == 1 else stuck)
+                        conn, Heartbeat(harness.heartbeats[conn], harness.last_heartbeat if conn == 1 else stuck)
                     )
                 )
-        stage.step(Tick())
-    assert stage.closed() == [2]
+        harness.step(Tick())
+    assert harness.closed() == [2]
 
 
 def test_the_master_sends_heartbeats_to_registered_peers_too() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.join(2)
-    stage.wait(500)
-    heartbeats = [effect for effect in stage.effects if isinstance(effect, SendHeartbeat) and effect.conn == 2]
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.join(2)
+    harness.wait(500)
+    heartbeats = [effect for effect in harness.effects if isinstance(effect, SendHeartbeat) and effect.conn == 2]
     assert [heartbeat.number for heartbeat in heartbeats] == [1, 2]
 
 
@@ -394,82 +394,82 @@ def test_the_master_sends_heartbeats_to_registered_peers_too() -> None:
 
 
 def test_an_epoch_change_voids_votes_and_the_next_cast_counts() -> None:
-    stage = Stage()
-    stage.ring(3)
-    stage.say(1, m.Vote(2, "update", 2))
-    stage.say(2, m.Vote(2, "update", 2))
-    stage.step(ConnectionClosed(3, ""))
-    stage.seal_and_attach(2, [1, 2], [1, 2])
-    assert stage.sent(2, m.CallDone) == []
-    assert stage.say(2, m.Vote(2, "update", 2)) == [], "a vote of the old epoch is void"
-    stage.say(1, m.Vote(2, "update", 3))
-    assert [type(each) for each in stage.say(2, m.Vote(2, "update", 3))] == [m.CallDone]
+    harness = MasterHarness()
+    harness.ring(3)
+    harness.receive(1, m.Vote(2, "update", 2))
+    harness.receive(2, m.Vote(2, "update", 2))
+    harness.step(ConnectionClosed(3, ""))
+    harness.seal_and_attach(2, [1, 2], [1, 2])
+    assert harness.sent(2, m.CallDone) == []
+    assert harness.receive(2, m.Vote(2, "update", 2)) == [], "a vote of the old epoch is void"
+    harness.receive(1, m.Vote(2, "update", 3))
+    assert [type(each) for each in harness.receive(2, m.Vote(2, "update", 3))] == [m.CallDone]
 
 
 def test_voters_are_answered_after_a_death_during_their_admission() -> None:
-    stage = Stage()
-    stage.ring(2)
-    stage.join(3)
-    stage.say(1, m.Vote(2, "update", 2))
-    stage.say(2, m.Vote(2, "update", 2))
-    stage.seal_and_attach(2, [1, 2], [])
-    stage.step(ConnectionClosed(2, ""))
-    stage.seal_and_attach(3, [1, 3], [1, 3])
-    assert len(stage.sent(1, m.CallDone)) == 2
-    assert stage.record(1).newcomers == [3], "no installed epoch has had it yet"
+    harness = MasterHarness()
+    harness.ring(2)
+    harness.join(3)
+    harness.receive(1, m.Vote(2, "update", 2))
+    harness.receive(2, m.Vote(2, "update", 2))
+    harness.seal_and_attach(2, [1, 2], [])
+    harness.step(ConnectionClosed(2, ""))
+    harness.seal_and_attach(3, [1, 3], [1, 3])
+    assert len(harness.sent(1, m.CallDone)) == 2
+    assert harness.record(1).newcomers == [3], "no installed epoch has had it yet"
 
 
 def test_a_call_withdrawn_during_its_admission_fails_and_is_not_answered_again() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.join(2)
-    stage.say(1, m.Vote(5, "update", 1))
-    (failed,) = stage.say(1, m.VoteWithdrawn(5, 3000))
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.join(2)
+    harness.receive(1, m.Vote(5, "update", 1))
+    (failed,) = harness.receive(1, m.VoteWithdrawn(5, 3000))
     assert isinstance(failed, m.CallFailed)
     assert (failed.reason.kind, failed.reason.waited_ms) == ("deadline", 3000)
-    stage.seal_and_attach(1, [1], [1, 2])
-    assert stage.sent(1, m.CallDone) == []
+    harness.seal_and_attach(1, [1], [1, 2])
+    assert harness.sent(1, m.CallDone) == []
 
 
 def test_pending_is_a_call_of_the_whole_run() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.join(2, group=1)
-    stage.say(1, m.Vote(2, "update", 1))
-    stage.say(2, m.Attached(1))
-    assert stage.say(1, m.Vote(3, "pending", 1)) == []
-    stage.join(3)
-    answers = stage.say(2, m.Vote(1, "pending", 1))
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.join(2, group=1)
+    harness.receive(1, m.Vote(2, "update", 1))
+    harness.receive(2, m.Attached(1))
+    assert harness.receive(1, m.Vote(3, "pending", 1)) == []
+    harness.join(3)
+    answers = harness.receive(2, m.Vote(1, "pending", 1))
     assert answers == [m.CallDone(1, True, m.World(2, 2, 1), 3, {1: 3, 2: 1}, 2)]
-    assert stage.sent(1, m.CallDone)[-1] == m.CallDone(3, True, m.World(2, 2, 1), 3, {1: 3, 2: 1}, 2)
+    assert harness.sent(1, m.CallDone)[-1] == m.CallDone(3, True, m.World(2, 2, 1), 3, {1: 3, 2: 1}, 2)
 
 
 def test_a_peer_that_leaves_does_not_hold_up_a_vote() -> None:
-    stage = Stage()
-    stage.ring(2)
-    stage.say(1, m.Vote(2, "update", 2))
-    stage.say(2, m.Leave())
-    stage.seal_and_attach(2, [1, 2], [1])
-    assert [type(each) for each in stage.say(1, m.Vote(2, "update", 3))] == [m.CallDone]
+    harness = MasterHarness()
+    harness.ring(2)
+    harness.receive(1, m.Vote(2, "update", 2))
+    harness.receive(2, m.Leave())
+    harness.seal_and_attach(2, [1, 2], [1])
+    assert [type(each) for each in harness.receive(1, m.Vote(2, "update", 3))] == [m.CallDone]
 
 
 def test_status_shows_ops_by_what_all_members_announce() -> None:
-    stage = Stage()
-    stage.ring(2)
+    harness = MasterHarness()
+    harness.ring(2)
     op = Announced(0, 3, 1200, 7, False)
-    stage.step(HeartbeatReceived(1, Heartbeat(1, 0, 2, committed=3, ops=[op])))
-    assert [peer.ops for peer in stage.master.status(0).peers] == [
+    harness.step(HeartbeatReceived(1, Heartbeat(1, 0, 2, committed=3, ops=[op])))
+    assert [peer.ops for peer in harness.master.status(0).peers] == [
         ["tag 0 seq 3: VOTE_INITIATE_COLLECTIVE_COMMS (1.2 s)"],
         [],
     ]
-    (waiting,) = stage.master.waiting(0)
+    (waiting,) = harness.master.waiting(0)
     assert (waiting.waiting, waiting.missing, waiting.since_ms) == ([1], [2], 1200)
-    stage.step(HeartbeatReceived(2, Heartbeat(1, 0, 2, ops=[op])))
-    assert stage.master.status(0).peers[1].ops == ["tag 0 seq 3: PERFORM_COLLECTIVE_COMMS (1.2 s)"]
-    stage.step(HeartbeatReceived(2, Heartbeat(2, 0, 2, ops=[Announced(0, 3, 1300, 7, True)])))
-    assert [peer.ops[0][:22] for peer in stage.master.status(0).peers] == ["tag 0 seq 3: VOTE_COMP"] * 2
-    assert [op.state for op in stage.master.status(0).peers[0].op_states] == ["VOTE_COMPLETE_COLLECTIVE_COMMS"]
-    first = stage.master.status(0).peers[0]
+    harness.step(HeartbeatReceived(2, Heartbeat(1, 0, 2, ops=[op])))
+    assert harness.master.status(0).peers[1].ops == ["tag 0 seq 3: PERFORM_COLLECTIVE_COMMS (1.2 s)"]
+    harness.step(HeartbeatReceived(2, Heartbeat(2, 0, 2, ops=[Announced(0, 3, 1300, 7, True)])))
+    assert [peer.ops[0][:22] for peer in harness.master.status(0).peers] == ["tag 0 seq 3: VOTE_COMP"] * 2
+    assert [op.state for op in harness.master.status(0).peers[0].op_states] == ["VOTE_COMPLETE_COLLECTIVE_COMMS"]
+    first = harness.master.status(0).peers[0]
     assert (first.phase, first.state) == ("PEER_ACCEPTED", "COLLECTIVE_COMMUNICATIONS_RUNNING")
 
 
@@ -480,12 +480,12 @@ def test_a_planted_verdict_is_used() -> None:
         def _verdicts(self, seals, causes):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
             return [m.Verdict(m.OpRef(0, 9), commit=True)]
 
-    stage = Stage()
-    stage.master = CommitsAll(MasterSettings(), TOKEN, SECRET, started_ns=0)
-    stage.ring(2)
-    stage.step(ConnectionClosed(2, ""))
-    stage.say(1, m.Sealed(2, []))
-    assert stage.record(1).verdicts == [m.Verdict(m.OpRef(0, 9), commit=True)]
+    harness = MasterHarness()
+    harness.master = CommitsAll(MasterSettings(), TOKEN, SECRET, started_ns=0)
+    harness.ring(2)
+    harness.step(ConnectionClosed(2, ""))
+    harness.receive(1, m.Sealed(2, []))
+    assert harness.record(1).verdicts == [m.Verdict(m.OpRef(0, 9), commit=True)]
 
 
 # Liars
@@ -509,12 +509,12 @@ LIES: list[ToMaster] = [
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: type(lie).__name__)
 def test_an_invalid_message_evicts_its_sender_and_no_other(lie: ToMaster) -> None:
-    stage = Stage()
-    stage.ring(3)
-    stage.say(2, lie)
-    assert stage.closed() == [2]
-    stage.seal_and_attach(2, [1, 3], [1, 3])
-    assert [member.peer for member in stage.record(1).members] == [1, 3]
+    harness = MasterHarness()
+    harness.ring(3)
+    harness.receive(2, lie)
+    assert harness.closed() == [2]
+    harness.seal_and_attach(2, [1, 3], [1, 3])
+    assert [member.peer for member in harness.record(1).members] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -529,11 +529,11 @@ def test_an_invalid_message_evicts_its_sender_and_no_other(lie: ToMaster) -> Non
     ],
 )
 def test_an_invalid_seal_evicts_its_sender(seal: list[m.SealedOp]) -> None:
-    stage = Stage()
-    stage.ring(3)
-    stage.step(ConnectionClosed(3, ""))
-    stage.say(2, m.Sealed(2, seal))
-    assert stage.closed() == [2]
+    harness = MasterHarness()
+    harness.ring(3)
+    harness.step(ConnectionClosed(3, ""))
+    harness.receive(2, m.Sealed(2, seal))
+    assert harness.closed() == [2]
 
 
 small = st.integers(-1, 4)
@@ -589,50 +589,50 @@ def test_no_input_breaks_the_machine_and_honest_peers_end_up_in_an_epoch(
     evidence: str, script: list[Event | str]
 ) -> None:
     """Anything in any order. Afterwards the remaining peers respond correctly, and every change ends."""
-    stage = Stage(evidence=evidence)
-    stage.ring(3)
+    harness = MasterHarness(evidence=evidence)
+    harness.ring(3)
     for number, event in enumerate(script, 100):
         match event:
             case "answer":
-                answer_honestly(stage)
+                answer_honestly(harness)
             case "join":
-                stage.join(number, group=number % 2)
+                harness.join(number, group=number % 2)
             case "tick":
-                stage.wait(300)
+                harness.wait(300)
             case _:
                 assert not isinstance(event, str)
-                stage.step(event)
-                if isinstance(event, ConnectionClosed) and event.conn in stage.conns:
-                    stage.conns.remove(event.conn)
+                harness.step(event)
+                if isinstance(event, ConnectionClosed) and event.conn in harness.conns:
+                    harness.conns.remove(event.conn)
     for _ in range(40):
-        answer_honestly(stage)
-    status = stage.master.status(stage.now)
+        answer_honestly(harness)
+    status = harness.master.status(harness.now)
     assert all(group.phase == "idle" for group in status.groups)
-    assert len(status.peers) == len(stage.conns)
-    sent = [effect for effect in stage.effects if isinstance(effect, SendEvidence)]
+    assert len(status.peers) == len(harness.conns)
+    sent = [effect for effect in harness.effects if isinstance(effect, SendEvidence)]
     assert evidence == "master" or not sent
 
 
-def answer_honestly(stage: Stage) -> None:
+def answer_honestly(harness: MasterHarness) -> None:
     """All peers answer the last Seal or Record that they got, as far as the master waits for them."""
-    waited_for = {peer for waiting in stage.master.waiting(stage.now) for peer in waiting.missing}
-    status = stage.master.status(stage.now)
+    waited_for = {peer for waiting in harness.master.waiting(harness.now) for peer in waiting.missing}
+    status = harness.master.status(harness.now)
     peers = {peer.peer: peer for peer in status.peers}
     groups = {group.group: group for group in status.groups}
-    for conn in list(stage.conns):
-        last = [e.message for e in stage.effects if isinstance(e, SendMessage) and e.conn == conn]
+    for conn in list(harness.conns):
+        last = [e.message for e in harness.effects if isinstance(e, SendMessage) and e.conn == conn]
         welcome = next(message for message in last if isinstance(message, m.Welcome))
         peer = peers.get(welcome.peer)
         if peer is None or peer.peer not in waited_for or peer.group not in groups:
             continue
         group = groups[peer.group]
         if group.phase == "sealing":
-            stage.step(MessageReceived(conn, m.Sealed(group.epoch, [])))
+            harness.step(MessageReceived(conn, m.Sealed(group.epoch, [])))
         elif group.phase == "attaching":
-            stage.step(MessageReceived(conn, m.Attached(group.epoch)))
-        status = stage.master.status(stage.now)
+            harness.step(MessageReceived(conn, m.Attached(group.epoch)))
+        status = harness.master.status(harness.now)
         groups = {each.group: each for each in status.groups}
-        waited_for = {each for waiting in stage.master.waiting(stage.now) for each in waiting.missing}
+        waited_for = {each for waiting in harness.master.waiting(harness.now) for each in waiting.missing}
 
 
 def test_a_slow_client_may_try_again_and_an_idle_status_client_is_closed() -> None:
@@ -653,14 +653,14 @@ def test_a_slow_client_may_try_again_and_an_idle_status_client_is_closed() -> No
 
 
 def test_a_newcomer_is_sent_every_second_which_peers_it_waits_for() -> None:
-    stage = Stage()
-    stage.ring(2)
-    stage.say(1, m.Vote(2, "pending", 2))
-    stage.join(3)
-    stage.wait(950)
-    assert not stage.sent(3, m.AdmissionWaits)
-    stage.wait(1_100)
-    assert stage.sent(3, m.AdmissionWaits) == [
+    harness = MasterHarness()
+    harness.ring(2)
+    harness.receive(1, m.Vote(2, "pending", 2))
+    harness.join(3)
+    harness.wait(950)
+    assert not harness.sent(3, m.AdmissionWaits)
+    harness.wait(1_100)
+    assert harness.sent(3, m.AdmissionWaits) == [
         m.AdmissionWaits(
             "these have not called update_topology: peer 1 (p1) waits in meet; "
             f"peer 2 (p2) has been in its own code for {second}.0 s",
@@ -668,41 +668,41 @@ def test_a_newcomer_is_sent_every_second_which_peers_it_waits_for() -> None:
         )
         for second in (1, 2)
     ]
-    assert not stage.sent(2, m.AdmissionWaits)
+    assert not harness.sent(2, m.AdmissionWaits)
 
 
 def test_a_newcomer_is_sent_progress_as_long_as_steps_take() -> None:
-    stage = Stage()
-    stage.ring(2)
+    harness = MasterHarness()
+    harness.ring(2)
     for committed in (1, 2):
-        stage.wait(2_000, committed=committed, epoch=2)
-    stage.join(3)
-    stage.heartbeats[3] = 0
+        harness.wait(2_000, committed=committed, epoch=2)
+    harness.join(3)
+    harness.heartbeats[3] = 0
     moving = []
     for _ in range(6):
-        stage.frozen = {3}  # only members name an epoch in their heartbeats
-        stage.wait(1_000, committed=2, epoch=2)
-        moving.append(stage.sent(3, m.AdmissionWaits)[-1].moving)  # type: ignore[union-attr]
+        harness.frozen = {3}  # only members name an epoch in their heartbeats
+        harness.wait(1_000, committed=2, epoch=2)
+        moving.append(harness.sent(3, m.AdmissionWaits)[-1].moving)  # type: ignore[union-attr]
     assert moving == [True, True, False, False, False, False]
 
 
 def test_a_newcomer_is_sent_how_many_peers_its_group_waits_for() -> None:
-    stage = Stage()
-    stage.ring(1)
-    stage.say(1, m.Vote(2, "update", 1, min_world=3))
-    stage.join(2)
-    stage.wait(1_000)
-    [waits] = stage.sent(2, m.AdmissionWaits)
+    harness = MasterHarness()
+    harness.ring(1)
+    harness.receive(1, m.Vote(2, "update", 1, min_world=3))
+    harness.join(2)
+    harness.wait(1_000)
+    [waits] = harness.sent(2, m.AdmissionWaits)
     assert waits == m.AdmissionWaits("peer 1 (p1) wants 3 peers in its group, 2 are there: start more peers", [])
 
 
 def test_a_newcomer_is_sent_which_peers_delay_an_epoch_change() -> None:
-    stage = Stage()
-    stage.ring(2)
-    stage.join(3)
+    harness = MasterHarness()
+    harness.ring(2)
+    harness.join(3)
     for peer in (1, 2):
-        stage.say(peer, m.Vote(2, "update", 2))
-    stage.say(1, m.Sealed(2, []))
-    stage.wait(1_000)
-    [waits] = stage.sent(3, m.AdmissionWaits)
+        harness.receive(peer, m.Vote(2, "update", 2))
+    harness.receive(1, m.Sealed(2, []))
+    harness.wait(1_000)
+    [waits] = harness.sent(3, m.AdmissionWaits)
     assert waits == m.AdmissionWaits("the epoch changes, and peer 2 (p2) has not responded yet", [2])

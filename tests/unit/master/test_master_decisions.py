@@ -8,7 +8,7 @@ from msgspec import structs
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.master.disputes import Caller, Working, find_conflicting_calls, find_conflicting_ops
 from ringfold.master.edges import LOSS_WINDOW_NS, EdgeHistory
-from ringfold.master.liveness import Pace, StallCompensatedClock, evict_reason, silent_ms
+from ringfold.master.liveness import StallCompensatedClock, StepProgress, evict_reason, silent_ms
 from ringfold.master.ops import absent_from
 from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Collector, Mismatch
@@ -170,22 +170,22 @@ def test_different_descriptors_are_a_mismatch_that_names_the_first() -> None:
 # Conflicting calls
 
 
-def test_different_calls_clash_when_they_have_lasted() -> None:
+def test_different_calls_conflict_when_they_have_lasted() -> None:
     callers = [Caller(1, 0, "update", 0, {}), Caller(2, 1, "pending", 100, {}), Caller(3, 0, "update", 590, {})]
     assert find_conflicting_calls(599, callers, 500) is None
-    clash = find_conflicting_calls(600, callers, 500)
-    assert clash is not None
-    assert clash.group is None, "they are of two groups"
-    assert clash.calls[1] == clash.calls[3] != clash.calls[2]
-    assert clash.sides == "peers 1 and 3 wait in update_topology, but peer 2 waits in meet"
+    conflict = find_conflicting_calls(600, callers, 500)
+    assert conflict is not None
+    assert conflict.group is None, "they are of two groups"
+    assert conflict.calls[1] == conflict.calls[3] != conflict.calls[2]
+    assert conflict.sides == "peers 1 and 3 wait in update_topology, but peer 2 waits in meet"
     assert find_conflicting_calls(9000, [callers[0], callers[2]], 500) is None
 
 
-def test_a_sync_clashes_with_another_call_of_its_group_only() -> None:
+def test_a_sync_conflicts_with_another_call_of_its_group_only() -> None:
     sync, update = Caller(1, 0, "sync", 0, {}), Caller(2, 0, "update", 0, {})
-    clash = find_conflicting_calls(600, [sync, update], 500)
-    assert clash is not None
-    assert (clash.group, sorted(clash.calls)) == (0, [1, 2])
+    conflict = find_conflicting_calls(600, [sync, update], 500)
+    assert conflict is not None
+    assert (conflict.group, sorted(conflict.calls)) == (0, [1, 2])
     assert find_conflicting_calls(600, [sync, Caller(2, 1, "update", 0, {})], 500) is None
 
 
@@ -195,10 +195,10 @@ def test_a_call_conflicts_with_an_op_that_needs_the_caller() -> None:
         Working(2, 0, OpRef(0, 3), since_ns=100, seen_ns=600),
         Working(3, 0, OpRef(0, 3), since_ns=500, seen_ns=600),
     )
-    (clash,) = find_conflicting_ops([caller], [needs, later], 500)
-    assert clash.group == 0
-    assert clash.sides == "peers 2 and 3 wait in op tag 0 sequence 3, but peer 1 waits in update_topology"
-    assert clash.calls[2] == clash.calls[3] != clash.calls[1]
+    (conflict,) = find_conflicting_ops([caller], [needs, later], 500)
+    assert conflict.group == 0
+    assert conflict.sides == "peers 2 and 3 wait in op tag 0 sequence 3, but peer 1 waits in update_topology"
+    assert conflict.calls[2] == conflict.calls[3] != conflict.calls[1]
     finished = Working(2, 0, OpRef(0, 2), since_ns=100, seen_ns=600)
     elsewhere = Working(2, 1, OpRef(0, 3), since_ns=100, seen_ns=600)
     fresh = Working(2, 0, OpRef(0, 3), since_ns=101, seen_ns=600)
@@ -281,20 +281,20 @@ def test_evidence_travels_on_the_ring_up_to_eight_members() -> None:
     assert MasterSettings(evidence="master").evidence_for(2) == "master"
 
 
-def test_a_member_moves_while_no_step_takes_twice_as_long_as_the_longest() -> None:
-    pace = Pace(0, 0)
-    assert not pace.is_moving(1_000 * MS, heartbeat_ms=250)
-    pace.on_heartbeat(3_000 * MS, committed=True, in_op=False, in_call=False)
-    pace.on_heartbeat(4_000 * MS, committed=True, in_op=False, in_call=False)
-    assert pace.is_moving(9_999 * MS, heartbeat_ms=250)
-    assert not pace.is_moving(10_000 * MS, heartbeat_ms=250)
+def test_a_member_is_in_time_while_no_step_takes_twice_as_long_as_the_longest() -> None:
+    progress = StepProgress(0, 0)
+    assert not progress.is_in_time(1_000 * MS, heartbeat_ms=250)
+    progress.on_heartbeat(3_000 * MS, committed=True, in_op=False, in_call=False)
+    progress.on_heartbeat(4_000 * MS, committed=True, in_op=False, in_call=False)
+    assert progress.is_in_time(9_999 * MS, heartbeat_ms=250)
+    assert not progress.is_in_time(10_000 * MS, heartbeat_ms=250)
 
 
-def test_an_op_in_flight_moves_and_time_in_a_call_belongs_to_no_step() -> None:
-    pace = Pace(0, 0)
-    pace.on_heartbeat(8_000 * MS, committed=False, in_op=False, in_call=True)
-    pace.on_heartbeat(9_000 * MS, committed=True, in_op=False, in_call=False)
-    assert pace.longest_step_ns == 1_000 * MS
-    pace.on_heartbeat(20_000 * MS, committed=False, in_op=True, in_call=False)
-    assert pace.is_moving(21_999 * MS, heartbeat_ms=250)
-    assert not pace.is_moving(22_000 * MS, heartbeat_ms=250)
+def test_an_op_in_flight_is_progress_and_time_in_a_call_belongs_to_no_step() -> None:
+    progress = StepProgress(0, 0)
+    progress.on_heartbeat(8_000 * MS, committed=False, in_op=False, in_call=True)
+    progress.on_heartbeat(9_000 * MS, committed=True, in_op=False, in_call=False)
+    assert progress.longest_step_ns == 1_000 * MS
+    progress.on_heartbeat(20_000 * MS, committed=False, in_op=True, in_call=False)
+    assert progress.is_in_time(21_999 * MS, heartbeat_ms=250)
+    assert not progress.is_in_time(22_000 * MS, heartbeat_ms=250)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from test_master import NONCE, TOKEN, Stage, hello
+from test_master import NONCE, TOKEN, MasterHarness, hello
 
 from ringfold.master.disputes import FIRST_PAUSE_S, FORGOTTEN_AFTER_S, MAX_PAUSE_S, Bans, judge
 from ringfold.units import S
@@ -76,52 +76,52 @@ def test_pauses_grow_and_are_forgotten() -> None:
 
 
 def test_a_peer_that_was_evicted_for_its_call_is_refused_for_a_while_and_then_let_in() -> None:
-    stage, op = Stage(), m.OpRef(0, 0)
-    stage.ring(2)
+    harness, op = MasterHarness(), m.OpRef(0, 0)
+    harness.ring(2)
     calls = Descriptor(0, 10, arrays=1).pack(), Descriptor(0, 10, arrays=2).pack()
-    stage.say(1, m.OpMismatch(2, op, 2, calls[0], calls[1]))
-    assert not stage.closed()  # its neighbour has not reported it itself
-    [evicted] = stage.say(2, m.OpMismatch(2, op, 1, calls[1], calls[0]))
+    harness.receive(1, m.OpMismatch(2, op, 2, calls[0], calls[1]))
+    assert not harness.closed()  # its neighbour has not reported it itself
+    [evicted] = harness.receive(2, m.OpMismatch(2, op, 1, calls[1], calls[0]))
     assert isinstance(evicted, m.Evicted)
     assert evicted.for_call
-    stage.say(1, m.Sealed(2, []))
-    stage.say(1, m.Attached(3))
-    stage.open(12)
+    harness.receive(1, m.Sealed(2, []))
+    harness.receive(1, m.Attached(3))
+    harness.open(12)
     again = structs.replace(hello(12), name=hello(2).name, host=hello(2).host)
-    [refused] = stage.say(12, again)
+    [refused] = harness.receive(12, again)
     assert isinstance(refused, m.Refused)
     assert "evicted a moment ago for a call that the others did not make" in refused.reason
-    stage.wait(FIRST_PAUSE_S * 1_000)
-    stage.open(13)
+    harness.wait(FIRST_PAUSE_S * 1_000)
+    harness.open(13)
     proof = prove(TOKEN, "hello", bytes([13]) * 32, NONCE)
-    [welcome, *_] = stage.say(13, structs.replace(again, proof=proof))
+    [welcome, *_] = harness.receive(13, structs.replace(again, proof=proof))
     assert isinstance(welcome, m.Welcome)
 
 
 def test_an_invalid_mismatch_evicts_its_sender() -> None:
-    stage = Stage()
-    stage.ring(2)
+    harness = MasterHarness()
+    harness.ring(2)
     same = Descriptor(0).pack()
-    [evicted] = stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, same, same))
+    [evicted] = harness.receive(2, m.OpMismatch(2, m.OpRef(0, 0), 1, same, same))
     assert isinstance(evicted, m.Evicted)
     assert not evicted.for_call
 
 
 def test_more_mismatches_than_possible_evict_their_sender() -> None:
-    stage = Stage()
-    stage.ring(3)
+    harness = MasterHarness()
+    harness.ring(3)
     for other in range(9):
         mine, theirs = Descriptor(0).pack(), Descriptor(0, elements=other + 1).pack()
-        replies = stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, mine, theirs))
+        replies = harness.receive(2, m.OpMismatch(2, m.OpRef(0, 0), 1, mine, theirs))
         if replies:
             break
     assert [type(each) for each in replies] == [m.Evicted]
 
 
 def test_a_dispute_of_which_one_side_is_known_reads_well() -> None:
-    stage = Stage()
-    stage.ring(3)
-    stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, Descriptor(0).pack(), Descriptor(4).pack()))
-    [waiting] = [each for each in stage.master.waiting(stage.now) if "different calls" in each.what]
+    harness = MasterHarness()
+    harness.ring(3)
+    harness.receive(2, m.OpMismatch(2, m.OpRef(0, 0), 1, Descriptor(0).pack(), Descriptor(4).pack()))
+    [waiting] = [each for each in harness.master.waiting(harness.now) if "different calls" in each.what]
     mine, theirs = "all_reduce(op=sum, retry=False) as call 1", "barrier(retry=False) as call 1"
     assert waiting.what.endswith(f"peer 2 called {mine}, but another peer called {theirs}")

@@ -30,7 +30,7 @@ MS = 1_000_000
 TOKEN, SECRET, NONCE = b"a token", b"run secret", b"n" * 32
 
 
-class Stage:
+class MasterHarness:
     """A master with a journal; connections and peers have the same number, unless a peer returns."""
 
     def __init__(self, journal: Journal | None = None, fence: int = 1, now: int = 0, links: bytes = b"") -> None:
@@ -46,19 +46,19 @@ class Stage:
                 self.last = effect.journal
         return effects
 
-    def say(self, conn: int, message: m.ToMaster) -> list[Effect]:
+    def receive(self, conn: int, message: m.ToMaster) -> list[Effect]:
         return self.step(MessageReceived(conn, message))
 
     def join(self, conn: int) -> list[Effect]:
         nonce = bytes([conn]) * 32
         self.step(ConnectionOpened(conn, "host", nonce))
         proof = prove(TOKEN, "hello", nonce, NONCE)
-        return self.say(conn, m.Hello(VERSION, 0, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, proof))
+        return self.receive(conn, m.Hello(VERSION, 0, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, proof))
 
     def resume(self, conn: int, peer: int, fence: int = 1, epoch: int = 2, secret: bytes = SECRET) -> list[Effect]:
         nonce = bytes([conn]) * 32
         self.step(ConnectionOpened(conn, "host", nonce))
-        return self.say(conn, self.resume_of(nonce, peer, fence, epoch, secret))
+        return self.receive(conn, self.resume_of(nonce, peer, fence, epoch, secret))
 
     def resume_of(self, nonce: bytes, peer: int, fence: int = 1, epoch: int = 2, secret: bytes = SECRET) -> m.Resume:
         member = prove(derive(secret, "member", peer), "member", nonce, NONCE)
@@ -68,7 +68,7 @@ class Stage:
 
     def back(self, conn: int, peer: int, epoch: int = 2, **brought: object) -> list[Effect]:
         effects = self.resume(conn, peer, epoch=epoch)
-        return effects + self.say(conn, m.Returned(**brought))  # type: ignore[arg-type]
+        return effects + self.receive(conn, m.Returned(**brought))  # type: ignore[arg-type]
 
     def wait(self, ms: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -78,24 +78,24 @@ class Stage:
         return effects
 
 
-def pair() -> Stage:
+def pair() -> MasterHarness:
     """Peers 1 and 2 in epoch 2, installed; the update of peer 1 was ballot 1."""
-    stage = Stage()
-    stage.join(1)
-    stage.say(1, m.Attached(1))
-    stage.join(2)
-    stage.say(1, m.Vote(1, "update", 1))
-    stage.say(1, m.Sealed(1, []))
+    harness = MasterHarness()
+    harness.join(1)
+    harness.receive(1, m.Attached(1))
+    harness.join(2)
+    harness.receive(1, m.Vote(1, "update", 1))
+    harness.receive(1, m.Sealed(1, []))
     for conn in (1, 2):
-        stage.say(conn, m.Attached(2))
-    return stage
+        harness.receive(conn, m.Attached(2))
+    return harness
 
 
-def taken_over() -> Stage:
+def taken_over() -> MasterHarness:
     """A second master that has read the journal of the first."""
     journal = pair().last
     assert journal is not None
-    return Stage(decode(encode(structs.replace(journal, syncs=4)), "here"), fence=2)
+    return MasterHarness(decode(encode(structs.replace(journal, syncs=4)), "here"), fence=2)
 
 
 def sent(effects: list[Effect], conn: int | None = None) -> list[m.FromMaster]:
@@ -106,14 +106,14 @@ def sent(effects: list[Effect], conn: int | None = None) -> list[m.FromMaster]:
 
 
 def test_a_registration_is_written_before_the_welcome() -> None:
-    effects = Stage().join(1)
+    effects = MasterHarness().join(1)
     assert isinstance(effects[0], WriteJournal)
     assert effects[0].journal.registrations == 1
 
 
 def test_a_record_is_written_whole_before_it_is_sent() -> None:
-    stage = Stage()
-    effects = stage.join(1)
+    harness = MasterHarness()
+    effects = harness.join(1)
     [written] = [each.journal for each in effects if isinstance(each, WriteJournal)]
     assert written.groups[0].record in sent(effects, 1)
 
@@ -125,8 +125,8 @@ def test_an_eviction_is_sent_only_after_a_write() -> None:
 
 
 def test_what_changes_nothing_is_not_written() -> None:
-    stage = pair()
-    assert not [each for each in stage.say(1, m.Vote(2, "pending", 2)) if isinstance(each, WriteJournal)]
+    harness = pair()
+    assert not [each for each in harness.receive(1, m.Vote(2, "pending", 2)) if isinstance(each, WriteJournal)]
 
 
 def test_a_journal_is_the_same_after_a_trip_through_bytes() -> None:
@@ -190,133 +190,139 @@ def test_one_write_makes_up_for_all_that_queue_up() -> None:
 
 
 def test_members_are_sealed_when_they_return() -> None:
-    stage = taken_over()
-    effects = stage.back(11, 1)
+    harness = taken_over()
+    effects = harness.back(11, 1)
     assert [type(each).__name__ for each in sent(effects, 11)] == ["Challenge", "Resumed", "Registrations", "Seal"][1:]
 
 
 def test_a_member_with_an_older_epoch_gets_the_journalled_record_first() -> None:
-    stage = taken_over()
-    [_, _, again, seal] = sent(stage.back(11, 1, epoch=1), 11)
+    harness = taken_over()
+    [_, _, again, seal] = sent(harness.back(11, 1, epoch=1), 11)
     assert isinstance(again, m.Record)
     assert (again.epoch, again.fence) == (2, 1)
     assert seal == m.Seal(2, "the master changed")
 
 
 def test_the_next_record_is_sent_when_all_have_returned_and_sealed() -> None:
-    stage = taken_over()
-    stage.back(11, 1, installed=True)
-    assert not [each for each in sent(stage.say(11, m.Sealed(2, []))) if isinstance(each, m.Record)]
-    stage.back(12, 2)
-    [first, second] = [each for each in sent(stage.say(12, m.Sealed(2, []))) if isinstance(each, m.Record)]
+    harness = taken_over()
+    harness.back(11, 1, installed=True)
+    assert not [each for each in sent(harness.receive(11, m.Sealed(2, []))) if isinstance(each, m.Record)]
+    harness.back(12, 2)
+    [first, second] = [each for each in sent(harness.receive(12, m.Sealed(2, []))) if isinstance(each, m.Record)]
     assert first == second
     assert (first.epoch, first.fence, first.reason, first.newcomers) == (3, 2, "the master changed", [])
 
 
 def test_a_member_that_does_not_return_in_time_is_given_up() -> None:
-    stage = taken_over()
-    stage.back(11, 1)
-    stage.say(11, m.Sealed(2, []))
-    [record] = [each for each in sent(stage.wait(1_100)) if isinstance(each, m.Record)]
+    harness = taken_over()
+    harness.back(11, 1)
+    harness.receive(11, m.Sealed(2, []))
+    [record] = [each for each in sent(harness.wait(1_100)) if isinstance(each, m.Record)]
     assert [member.peer for member in record.members] == [1]
     assert "did not return" in record.reason
 
 
 def test_an_answer_that_one_voter_has_is_handed_on_to_the_other() -> None:
-    stage = taken_over()
+    harness = taken_over()
     answer = m.CallDone(5, True, m.World(2, 1, 2), 2, {1: 5, 2: 9})
-    stage.back(11, 1, answers=[answer])
-    assert m.CallDone(9, True, m.World(2, 1, 2), 2, {1: 5, 2: 9}) in sent(stage.back(12, 2, ballot=9), 12)
+    harness.back(11, 1, answers=[answer])
+    assert m.CallDone(9, True, m.World(2, 1, 2), 2, {1: 5, 2: 9}) in sent(harness.back(12, 2, ballot=9), 12)
 
 
 def test_a_result_is_not_forwarded_to_a_peer_in_another_call() -> None:
-    stage = taken_over()
-    stage.back(11, 1, answers=[m.CallDone(5, True, m.World(2, 1, 2), 2, {1: 5, 2: 9})])
-    assert not [each for each in sent(stage.back(12, 2, ballot=10), 12) if isinstance(each, m.CallDone)]
+    harness = taken_over()
+    harness.back(11, 1, answers=[m.CallDone(5, True, m.World(2, 1, 2), 2, {1: 5, 2: 9})])
+    assert not [each for each in sent(harness.back(12, 2, ballot=10), 12) if isinstance(each, m.CallDone)]
 
 
 def test_the_voters_of_an_admission_are_answered_by_the_next_master() -> None:
-    stage = Stage()
-    stage.join(1)
-    stage.say(1, m.Attached(1))
-    stage.join(2)
-    stage.say(1, m.Vote(1, "update", 1))
-    stage.say(1, m.Sealed(1, []))
-    assert stage.last is not None
-    later = Stage(stage.last, fence=2)
+    harness = MasterHarness()
+    harness.join(1)
+    harness.receive(1, m.Attached(1))
+    harness.join(2)
+    harness.receive(1, m.Vote(1, "update", 1))
+    harness.receive(1, m.Sealed(1, []))
+    assert harness.last is not None
+    later = MasterHarness(harness.last, fence=2)
     later.back(11, 1, ballot=1)
     later.back(12, 2)
     for conn in (11, 12):
-        later.say(conn, m.Sealed(2, []))
-    later.say(11, m.Attached(3))
-    assert [each for each in sent(later.say(12, m.Attached(3)), 11) if isinstance(each, m.CallDone)]
+        later.receive(conn, m.Sealed(2, []))
+    later.receive(11, m.Attached(3))
+    assert [each for each in sent(later.receive(12, m.Attached(3)), 11) if isinstance(each, m.CallDone)]
 
 
-def with_finished(finished: FinishedEntry) -> Stage:
+def with_finished(finished: FinishedEntry) -> MasterHarness:
     """A second master in whose journal this sync has finished in the group of peers 1 and 2."""
     journal = pair().last
     assert journal is not None
     groups = [structs.replace(journal.groups[0], finished=finished)]
-    return Stage(structs.replace(journal, groups=groups, syncs=finished.sync), fence=2)
+    return MasterHarness(structs.replace(journal, groups=groups, syncs=finished.sync), fence=2)
 
 
 def test_a_participant_without_plan_and_end_gets_the_end_of_a_finished_sync() -> None:
-    stage = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots"))
-    stage.back(11, 1)
-    assert m.SyncDone(9, 4, 7) in sent(stage.back(12, 2, ballot=9), 12)
+    harness = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots"))
+    harness.back(11, 1)
+    assert m.SyncDone(9, 4, 7) in sent(harness.back(12, 2, ballot=9), 12)
 
 
 def test_the_end_of_a_finished_sync_still_names_the_diverged_peers() -> None:
     found = m.Divergence(1, "p1", 7, 3, ["model"], 1, 4_000)
-    stage = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots", diverged=[found]))
-    stage.back(11, 1)
-    assert m.SyncDone(9, 4, 7, [found]) in sent(stage.back(12, 2, ballot=9), 12)
+    harness = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots", diverged=[found]))
+    harness.back(11, 1)
+    assert m.SyncDone(9, 4, 7, [found]) in sent(harness.back(12, 2, ballot=9), 12)
 
 
 def test_a_peer_that_was_out_of_a_finished_sync_gets_the_reason() -> None:
     failed = m.CallFailed(9, m.Reason("revision", "it jumped"))
-    stage = with_finished(FinishedEntry(4, 7, {1: 5}, b"roots", {2: failed}))
-    stage.back(11, 1)
-    assert failed in sent(stage.back(12, 2, ballot=9), 12)
+    harness = with_finished(FinishedEntry(4, 7, {1: 5}, b"roots", {2: failed}))
+    harness.back(11, 1)
+    assert failed in sent(harness.back(12, 2, ballot=9), 12)
 
 
 def test_a_sync_in_progress_does_not_wait_for_peers_that_were_out_of_it() -> None:
-    stage = taken_over()
+    harness = taken_over()
     voters = m.SyncVoters(4, {1: 5, 2: 9})
-    stage.back(11, 1, ballot=5, last_sync=voters)
-    stage.back(12, 2, ballot=0, last_sync=voters)
+    harness.back(11, 1, ballot=5, last_sync=voters)
+    harness.back(12, 2, ballot=0, last_sync=voters)
     for conn in (11, 12):
-        stage.say(conn, m.Sealed(2, []))
+        harness.receive(conn, m.Sealed(2, []))
     for conn in (11, 12):
-        stage.say(conn, m.Attached(3))
+        harness.receive(conn, m.Attached(3))
     offer = m.Offer(0, "enforce-popular", "rf64", [])
-    assert [each for each in sent(stage.say(11, m.Vote(6, "sync", 3, offer=offer)), 11) if isinstance(each, m.SyncPlan)]
+    assert [
+        each
+        for each in sent(harness.receive(11, m.Vote(6, "sync", 3, offer=offer)), 11)
+        if isinstance(each, m.SyncPlan)
+    ]
 
 
 def test_a_sync_waits_for_all_again_when_the_interrupted_one_was_given_up() -> None:
-    stage = taken_over()
+    harness = taken_over()
     voters = m.SyncVoters(4, {1: 5, 2: 9})
-    stage.back(11, 1, ballot=5, last_sync=voters)
-    stage.back(12, 2, ballot=0, last_sync=voters)
+    harness.back(11, 1, ballot=5, last_sync=voters)
+    harness.back(12, 2, ballot=0, last_sync=voters)
     for conn in (11, 12):
-        stage.say(conn, m.Sealed(2, []))
+        harness.receive(conn, m.Sealed(2, []))
     for conn in (11, 12):
-        stage.say(conn, m.Attached(3))
+        harness.receive(conn, m.Attached(3))
     offer = m.Offer(0, "enforce-popular", "rf64", [])
-    stage.say(11, m.VoteWithdrawn(6, 10))
-    assert not sent(stage.say(11, m.Vote(7, "sync", 3, offer=offer)), 11)
-    assert [each for each in sent(stage.say(12, m.Vote(10, "sync", 3, offer=offer))) if isinstance(each, m.SyncPlan)]
+    harness.receive(11, m.VoteWithdrawn(6, 10))
+    assert not sent(harness.receive(11, m.Vote(7, "sync", 3, offer=offer)), 11)
+    assert [
+        each for each in sent(harness.receive(12, m.Vote(10, "sync", 3, offer=offer))) if isinstance(each, m.SyncPlan)
+    ]
 
 
 def test_without_a_returning_member_a_new_history_starts() -> None:
-    stage = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots"))
-    stage.wait(1_100)
-    assert stage.master.journal().groups[0].finished is None
+    harness = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots"))
+    harness.wait(1_100)
+    assert harness.master.journal().groups[0].finished is None
 
 
 def test_the_same_master_evicts_a_peer_that_lost_its_connection() -> None:
-    stage = pair()
-    [last] = [each for each in sent(stage.resume(11, 1, fence=1), 11) if not isinstance(each, m.Challenge)]
+    harness = pair()
+    [last] = [each for each in sent(harness.resume(11, 1, fence=1), 11) if not isinstance(each, m.Challenge)]
     assert isinstance(last, m.Evicted)
 
 
@@ -329,20 +335,20 @@ def test_a_peer_with_a_higher_fence_is_evicted_if_the_master_can_still_write(sec
 
 
 def test_a_peer_without_the_members_secret_is_evicted_and_the_member_stays_away() -> None:
-    stage = taken_over()
-    assert any(isinstance(each, m.Evicted) for each in sent(stage.resume(11, 1, secret=b"guessed"), 11))
-    assert any(isinstance(each, m.Resumed) for each in sent(stage.resume(12, 1), 12))
+    harness = taken_over()
+    assert any(isinstance(each, m.Evicted) for each in sent(harness.resume(11, 1, secret=b"guessed"), 11))
+    assert any(isinstance(each, m.Resumed) for each in sent(harness.resume(12, 1), 12))
 
 
 def test_a_registered_peer_is_registered_again() -> None:
-    stage = taken_over()
-    [welcome] = [each for each in sent(stage.resume(11, 9, epoch=0), 11) if isinstance(each, m.Welcome)]
+    harness = taken_over()
+    [welcome] = [each for each in sent(harness.resume(11, 9, epoch=0), 11) if isinstance(each, m.Welcome)]
     assert welcome.peer == 3
 
 
 def test_a_newcomer_is_not_admitted_while_members_are_away() -> None:
-    stage = taken_over()
-    assert not [each for each in sent(stage.join(11)) if isinstance(each, m.Record)]
+    harness = taken_over()
+    assert not [each for each in sent(harness.join(11)) if isinstance(each, m.Record)]
 
 
 def test_a_peer_that_knows_more_than_the_journal_is_evicted() -> None:
@@ -351,9 +357,9 @@ def test_a_peer_that_knows_more_than_the_journal_is_evicted() -> None:
 
 
 def test_a_connection_that_breaks_while_it_resumes_may_be_made_again() -> None:
-    stage = taken_over()
-    stage.resume(11, 1)
-    effects = stage.resume(12, 1)
+    harness = taken_over()
+    harness.resume(11, 1)
+    effects = harness.resume(12, 1)
     assert [each for each in effects if isinstance(each, CloseConnection) and each.conn == 11]
     assert any(isinstance(each, m.Resumed) for each in sent(effects, 12))
 
@@ -434,9 +440,9 @@ def test_a_write_that_did_not_arrive_is_no_write() -> None:
 
 def test_a_call_that_ran_out_of_time_is_answered_ahead_of_the_next_record() -> None:
     """A peer that receives the epoch first would retry an interrupted sync, and wait for the others."""
-    stage, voters = taken_over(), m.SyncVoters(4, {1: 5, 2: 9})
-    stage.back(11, 1, ballot=5, last_sync=voters)
-    stage.say(11, m.VoteWithdrawn(5, 10))
-    stage.say(11, m.Sealed(2, []))
-    kinds = [type(each).__name__ for each in sent(stage.wait(1_100), 11)]
+    harness, voters = taken_over(), m.SyncVoters(4, {1: 5, 2: 9})
+    harness.back(11, 1, ballot=5, last_sync=voters)
+    harness.receive(11, m.VoteWithdrawn(5, 10))
+    harness.receive(11, m.Sealed(2, []))
+    kinds = [type(each).__name__ for each in sent(harness.wait(1_100), 11)]
     assert kinds.index("CallFailed") < kinds.index("Record")

@@ -1,7 +1,7 @@
 """What else outlives a master, and what does not: rounds of probing, figures of links, and a run that was ended."""
 
 from msgspec import structs
-from test_master_journal import NONCE, TOKEN, Stage, client, pair, sent, taken_over
+from test_master_journal import NONCE, TOKEN, MasterHarness, client, pair, sent, taken_over
 
 from ringfold.master.effects import CloseConnection, Effect, SendMessage, WriteJournal, WriteLinks
 from ringfold.master.events import ConnectionOpened, MessageReceived, StopRequested
@@ -16,40 +16,42 @@ from ringfold.wire.probing import NodeHello, ProbeCommand, ProbeGraph, RoundId, 
 from ringfold.wire.proof import prove
 
 
-def node(stage: Stage, conn: int, last: RoundId | None = None) -> None:
+def node(harness: MasterHarness, conn: int, last: RoundId | None = None) -> None:
     """A process that only probes connects."""
     nonce = bytes([conn]) * 32
-    stage.step(ConnectionOpened(conn, "host", nonce))
+    harness.step(ConnectionOpened(conn, "host", nonce))
     proof = prove(TOKEN, "node", nonce, NONCE)
-    stage.say(conn, NodeHello(VERSION, "h", f"n{conn}", ["10.0.0.1"], conn, False, last or RoundId(), NONCE, proof))
+    harness.receive(
+        conn, NodeHello(VERSION, "h", f"n{conn}", ["10.0.0.1"], conn, False, last or RoundId(), NONCE, proof)
+    )
 
 
 def starts(effects: list[Effect]) -> list[RoundStart]:
     return [message for message in sent(effects) if isinstance(message, RoundStart)]
 
 
-def probed(stage: Stage, conns: tuple[int, ...] = (21, 22)) -> list[Effect]:
+def probed(harness: MasterHarness, conns: tuple[int, ...] = (21, 22)) -> list[Effect]:
     """Two nodes connect, and the first round starts; all effects until then."""
     for conn in conns:
-        node(stage, conn)
+        node(harness, conn)
     effects: list[Effect] = []
     while not starts(effects):
-        effects += stage.wait(50)
+        effects += harness.wait(50)
     return effects
 
 
 def test_a_round_is_written_before_it_starts() -> None:
-    stage = Stage()
-    effects = probed(stage)
+    harness = MasterHarness()
+    effects = probed(harness)
     first = next(place for place, each in enumerate(effects) if isinstance(each, SendMessage) and starts([each]))
     assert [each.journal.rounds for each in effects[:first] if isinstance(each, WriteJournal)] == [1 + RESERVED_ROUNDS]
 
 
 def test_the_next_master_continues_above_the_rounds_of_the_last_one() -> None:
-    stage = Stage()
-    probed(stage)
-    assert stage.last is not None
-    later = Stage(decode(encode(stage.last), "here"), fence=2)
+    harness = MasterHarness()
+    probed(harness)
+    assert harness.last is not None
+    later = MasterHarness(decode(encode(harness.last), "here"), fence=2)
     [start, _] = starts(probed(later))
     assert start.round == RoundId(2, 2 + RESERVED_ROUNDS)
 
@@ -60,47 +62,47 @@ def test_a_graph_has_another_key_with_another_master() -> None:
     def key(effects: list[Effect]) -> bytes:
         return next(message.key for message in sent(effects) if isinstance(message, ProbeGraph))
 
-    first = Stage()
+    first = MasterHarness()
     before = key(probed(first))
     assert first.last is not None
-    assert key(probed(Stage(first.last, fence=2))) != before
+    assert key(probed(MasterHarness(first.last, fence=2))) != before
 
 
 def test_probing_that_was_stopped_stays_so_with_the_next_master() -> None:
-    stage = Stage()
-    probed(stage)
-    stage.step(ConnectionOpened(9, "host", b"9" * 32))
-    stage.say(9, ProbeCommand(VERSION, "stop", "", NONCE, prove(TOKEN, "probe", b"9" * 32, NONCE)))
-    assert stage.last is not None
-    later = Stage(stage.last, fence=2)
+    harness = MasterHarness()
+    probed(harness)
+    harness.step(ConnectionOpened(9, "host", b"9" * 32))
+    harness.receive(9, ProbeCommand(VERSION, "stop", "", NONCE, prove(TOKEN, "probe", b"9" * 32, NONCE)))
+    assert harness.last is not None
+    later = MasterHarness(harness.last, fence=2)
     for conn in (21, 22):
         node(later, conn)
     assert not starts(later.wait(2_000))
 
 
 def test_a_peer_that_probes_is_a_node_again_when_it_returns() -> None:
-    stage = taken_over()
+    harness = taken_over()
     for conn, peer in ((11, 1), (12, 2)):
         nonce = bytes([conn]) * 32
-        stage.step(ConnectionOpened(conn, "host", nonce))
-        resume = stage.resume_of(nonce, peer)
-        stage.step(MessageReceived(conn, structs.replace(resume, probes=True)))
-        stage.say(conn, m.Returned())
+        harness.step(ConnectionOpened(conn, "host", nonce))
+        resume = harness.resume_of(nonce, peer)
+        harness.step(MessageReceived(conn, structs.replace(resume, probes=True)))
+        harness.receive(conn, m.Returned())
     effects: list[Effect] = []
     while not starts(effects):
-        effects += stage.wait(50)
+        effects += harness.wait(50)
     assert {effect.conn for effect in effects if isinstance(effect, SendMessage) and starts([effect])} == {11, 12}
 
 
 def test_figures_of_links_are_kept_now_and_then_and_known_to_the_next_master() -> None:
-    stage = pair()
-    run = stage.master._run
-    run.links.measured((1, 2), 5e9, 80, stage.now)
-    [kept] = [each for each in stage.wait(100) if isinstance(each, WriteLinks)]
-    run.links.observed((1, 2), 6e9, stage.now)
-    assert not [each for each in stage.wait(1_000) if isinstance(each, WriteLinks)]
-    assert stage.last is not None
-    later = Stage(stage.last, fence=2, now=7_000_000_000, links=kept.raw)
+    harness = pair()
+    run = harness.master._run
+    run.links.measured((1, 2), 5e9, 80, harness.now)
+    [kept] = [each for each in harness.wait(100) if isinstance(each, WriteLinks)]
+    run.links.observed((1, 2), 6e9, harness.now)
+    assert not [each for each in harness.wait(1_000) if isinstance(each, WriteLinks)]
+    assert harness.last is not None
+    later = MasterHarness(harness.last, fence=2, now=7_000_000_000, links=kept.raw)
     entry = later.master._run.links.get(1, 2)
     assert entry is not None
     assert (entry.bytes_per_s, entry.delay_us, entry.source) == (5e9, 40, "measured")
@@ -110,7 +112,7 @@ def test_figures_of_links_are_kept_now_and_then_and_known_to_the_next_master() -
 def test_figures_that_make_no_sense_are_forgotten() -> None:
     journal = pair().last
     assert journal is not None
-    assert not len(Stage(journal, fence=2, links=b"what is this").master._run.links)
+    assert not len(MasterHarness(journal, fence=2, links=b"what is this").master._run.links)
 
 
 def test_a_run_that_is_ended_closes_its_journal_and_then_notifies_its_peers() -> None:

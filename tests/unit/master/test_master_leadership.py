@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> StoreClient:
 def test_a_lease_of_this_process_that_was_not_released_blocks_no_master(store: StoreClient) -> None:
     with store:
         lead(store)
-        assert lead(store).is_certain()
+        assert lead(store).is_exclusive()
 
 
 def test_the_next_leader_has_a_higher_fence(store: StoreClient) -> None:
@@ -122,7 +122,7 @@ def test_a_master_alone_waits_until_a_full_disk_is_not_full_any_more(
         lead(store)
         monkeypatch.setattr(leadership, "RETRY_S", 0.01)
         monkeypatch.setattr(store, "_write", often_full)
-        assert asyncio.run(wait()).is_certain()
+        assert asyncio.run(wait()).is_exclusive()
 
 
 def test_a_master_that_cannot_read_the_journal_releases_the_lease(store: StoreClient) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from test_master_journal import SECRET, TOKEN, Stage, sent
+from test_master_journal import SECRET, TOKEN, MasterHarness, sent
 
 from ringfold.master.effects import Effect, Notify
 from ringfold.master.events import ConnectionClosed
@@ -20,7 +20,7 @@ KEYS = [m.KeyOffer("w", "float32", [4], b"12345678")]
 OTHER = [m.KeyOffer("w", "float32", [4], b"87654321")]
 
 
-class Run(Stage):
+class Run(MasterHarness):
     """A master that never evicts: no peer sends heartbeats here. Peers vote in epochs, and their names are chosen."""
 
     def __init__(self, journal: Journal | None = None, fence: int = 1, wait_ms: int = WAIT_MS) -> None:
@@ -30,16 +30,16 @@ class Run(Stage):
         self.master = Master(settings, TOKEN, SECRET, fence, 0, journal=journal, keeps_journal=True)
 
     def vote(self, conn: int, epoch: int, offer: m.Offer, ballot: int = 9) -> list[Effect]:
-        return self.say(conn, m.Vote(ballot, "sync", epoch, offer=offer))
+        return self.receive(conn, m.Vote(ballot, "sync", epoch, offer=offer))
 
     def attach(self, epoch: int, *conns: int) -> None:
         for conn in conns:
-            self.say(conn, m.Attached(epoch))
+            self.receive(conn, m.Attached(epoch))
 
     def finish(self, effects: list[Effect], conn: int) -> list[Effect]:
         """All receivers are complete."""
         plans = [each for each in sent(effects, conn) if isinstance(each, m.SyncPlan)]
-        return self.say(conn, m.SyncReport(plans[0].sync, "complete"))
+        return self.receive(conn, m.SyncReport(plans[0].sync, "complete"))
 
 
 def offer(revision: int, lineage: m.Lineage | None = None, **more: object) -> m.Offer:
@@ -54,8 +54,8 @@ def synced(revision: int = 12, count: int = 2) -> tuple[Run, m.Lineage]:
     run.attach(1, 1)
     if count == 2:
         run.join(2)
-        run.say(1, m.Vote(1, "update", 1))
-        run.say(1, m.Sealed(1, []))
+        run.receive(1, m.Vote(1, "update", 1))
+        run.receive(1, m.Sealed(1, []))
         run.attach(2, 1, 2)
     for conn in range(1, count + 1):
         effects = run.vote(conn, count, offer(revision))
@@ -221,7 +221,7 @@ def test_when_all_are_there_the_sync_continues_at_once() -> None:
     run.attach(3, 1)
     run.vote(1, 3, offer(5, lineage))
     run.join(2)  # the waiting peers would have to vote, and need not
-    run.say(1, m.Sealed(3, []))
+    run.receive(1, m.Sealed(3, []))
     run.attach(4, 1, 2)
     assert not plans(run.vote(1, 4, offer(5, lineage)))
     effects = run.vote(2, 4, structs.replace(offer(10, lineage), keys=OTHER))
@@ -236,7 +236,7 @@ def test_a_new_peer_does_not_end_the_wait() -> None:
     run.attach(3, 1)
     run.vote(1, 3, offer(10, lineage))
     run.join(7)
-    run.say(1, m.Sealed(3, []))
+    run.receive(1, m.Sealed(3, []))
     run.attach(4, 1, 7)
     run.vote(1, 4, offer(10, lineage))
     effects = run.vote(7, 4, offer(0))
@@ -323,7 +323,7 @@ def test_a_call_that_times_out_names_the_peers_it_waited_for() -> None:
     run.join(1)
     run.attach(3, 1)
     run.vote(1, 3, offer(10, lineage))
-    [failed] = [each for each in sent(run.say(1, m.VoteWithdrawn(9, 700)), 1) if isinstance(each, m.CallFailed)]
+    [failed] = [each for each in sent(run.receive(1, m.VoteWithdrawn(9, 700)), 1) if isinstance(each, m.CallFailed)]
     assert "for 'n2' to return with a checkpoint" in failed.reason.text
     assert not waits(run.wait(6_000), 1)
     assert run.master.waiting(run.now) == []
@@ -335,8 +335,8 @@ def test_when_the_waiting_peers_are_gone_the_next_ones_wait_from_the_start() -> 
     run.attach(3, 1)
     run.vote(1, 3, offer(10, lineage))
     run.wait(WAIT_MS - 200)
-    run.say(1, m.Leave())
-    run.say(1, m.Sealed(3, []))
+    run.receive(1, m.Leave())
+    run.receive(1, m.Sealed(3, []))
     run.wait(100)
     run.join(21)
     run.attach(4, 21)

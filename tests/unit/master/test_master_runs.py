@@ -46,7 +46,7 @@ class Fragile(Master):
         super()._hello(now, connection, hello)
 
 
-class Stage:
+class MasterHarness:
     """The runs of one master. A connection's nonce is made of its number."""
 
     def __init__(self, token: bytes = TOKEN, *, fence: int = 1, keeps_journal: bool = False, **changed: object) -> None:
@@ -64,7 +64,7 @@ class Stage:
         self.effects += new
         return new
 
-    def say(self, conn: int, message: m.ToMaster) -> list[m.FromMaster]:
+    def receive(self, conn: int, message: m.ToMaster) -> list[m.FromMaster]:
         """What the connection itself is answered."""
         effects = self.step(MessageReceived(conn, message))
         return [each.message for _, each in effects if isinstance(each, SendMessage) and each.conn == conn]
@@ -81,19 +81,19 @@ class Stage:
 
     def join(self, conn: int, run: str = "", name: str = "", proof: bytes | None = None) -> list[m.FromMaster]:
         self.open(conn)
-        return self.say(conn, self.hello(conn, run, name, proof))
+        return self.receive(conn, self.hello(conn, run, name, proof))
 
     def status(self, conn: int, run: str = "") -> m.FromMaster:
         self.open(conn)
-        return self.say(conn, m.StatusRequest(VERSION, NONCE, self.proof(conn, "status", run), run))[0]
+        return self.receive(conn, m.StatusRequest(VERSION, NONCE, self.proof(conn, "status", run), run))[0]
 
     def forget(self, conn: int, name: str) -> m.FromMaster:
         self.open(conn)
-        return self.say(conn, m.ForgetRun(VERSION, name, NONCE, self.proof(conn, "forget")))[0]
+        return self.receive(conn, m.ForgetRun(VERSION, name, NONCE, self.proof(conn, "forget")))[0]
 
     def listed(self, conn: int = 90) -> list[RunInfo]:
         self.open(conn)
-        [answer] = self.say(conn, m.RunsRequest(VERSION, NONCE, self.proof(conn, "runs")))
+        [answer] = self.receive(conn, m.RunsRequest(VERSION, NONCE, self.proof(conn, "runs")))
         assert isinstance(answer, m.RunList)
         return answer.runs
 
@@ -105,7 +105,7 @@ class Stage:
         return effects
 
     def leave(self, conn: int) -> None:
-        self.say(conn, m.Leave())
+        self.receive(conn, m.Leave())
 
 
 def nonce(conn: int) -> bytes:
@@ -127,39 +127,39 @@ def welcome(replies: list[m.FromMaster]) -> m.Welcome:
 
 
 def test_runs_count_their_peers_and_epochs_each_for_itself() -> None:
-    stage = Stage()
-    joined = [welcome(stage.join(conn, run)).peer for conn, run in ((1, ""), (2, "a"), (3, "b"), (4, "a"))]
+    harness = MasterHarness()
+    joined = [welcome(harness.join(conn, run)).peer for conn, run in ((1, ""), (2, "a"), (3, "b"), (4, "a"))]
     assert joined == [1, 1, 1, 2]
-    assert [stage.runs.owner(conn) for conn in range(1, 5)] == ["default", "a", "b", "a"]
+    assert [harness.runs.owner(conn) for conn in range(1, 5)] == ["default", "a", "b", "a"]
 
 
 def test_no_name_and_the_default_name_are_one_run() -> None:
-    stage = Stage()
-    assert [welcome(stage.join(1)).peer, welcome(stage.join(2, "default")).peer] == [1, 2]
+    harness = MasterHarness()
+    assert [welcome(harness.join(1)).peer, welcome(harness.join(2, "default")).peer] == [1, 2]
 
 
 def test_runs_have_secrets_of_their_own() -> None:
-    stage = Stage(keeps_journal=True)
-    secrets = {welcome(stage.join(conn, run)).secret for conn, run in ((1, ""), (2, "a"), (3, "b"))}
+    harness = MasterHarness(keeps_journal=True)
+    secrets = {welcome(harness.join(conn, run)).secret for conn, run in ((1, ""), (2, "a"), (3, "b"))}
     assert len(secrets) == 3
 
 
 def test_a_proof_for_one_run_proves_nothing_in_another() -> None:
-    stage = Stage()
-    assert "wrong token" in refusal(stage.join(1, "a", proof=stage.proof(1, "hello", "b")))
-    assert "wrong token" in refusal(stage.join(2, "a", proof=stage.proof(2, "hello")))
-    assert stage.runs.names == ["default"], "a client that proves nothing starts no run"
+    harness = MasterHarness()
+    assert "wrong token" in refusal(harness.join(1, "a", proof=harness.proof(1, "hello", "b")))
+    assert "wrong token" in refusal(harness.join(2, "a", proof=harness.proof(2, "hello")))
+    assert harness.runs.names == ["default"], "a client that proves nothing starts no run"
 
 
 def test_a_member_of_one_run_cannot_resume_in_another() -> None:
-    stage = Stage(keeps_journal=True)
-    secret = welcome(stage.join(1, "a")).secret
-    stage.join(2, "b")
-    stage.open(3)
+    harness = MasterHarness(keeps_journal=True)
+    secret = welcome(harness.join(1, "a")).secret
+    harness.join(2, "b")
+    harness.open(3)
     member = prove(secret, "member", nonce(3), NONCE)
     where = (0, "h", "n", ["10.0.0.1"], 9)
-    resume = m.Resume(VERSION, 1, 0, 1, *where, NONCE, stage.proof(3, "resume", "b"), member, run="b")
-    [evicted] = stage.say(3, resume)
+    resume = m.Resume(VERSION, 1, 0, 1, *where, NONCE, harness.proof(3, "resume", "b"), member, run="b")
+    [evicted] = harness.receive(3, resume)
     assert isinstance(evicted, m.Evicted)
     assert "knows nothing of the run" in evicted.reason
 
@@ -168,34 +168,34 @@ def test_without_a_token_nothing_is_derived() -> None:
     assert run_token(b"", "a") == b""
     assert run_token(TOKEN, DEFAULT_RUN) == TOKEN
     assert len({run_token(TOKEN, "a"), run_token(TOKEN, "b"), TOKEN}) == 3
-    assert welcome(Stage(b"").join(1, "a")).peer == 1
+    assert welcome(MasterHarness(b"").join(1, "a")).peer == 1
 
 
 def test_a_name_that_no_run_can_have_is_refused() -> None:
-    assert "is not a valid name of a run: use up to 64 letters" in refusal(Stage().join(1, "a/b"))
+    assert "is not a valid name of a run: use up to 64 letters" in refusal(MasterHarness().join(1, "a/b"))
 
 
 def test_there_are_so_many_runs_and_no_more() -> None:
-    stage = Stage(max_runs=2)
-    stage.join(1, "a")
-    assert "max_runs allows no more: free a name with `ringfold runs forget`" in refusal(stage.join(2, "b"))
-    assert welcome(stage.join(3, "a")).peer == 2
+    harness = MasterHarness(max_runs=2)
+    harness.join(1, "a")
+    assert "max_runs allows no more: free a name with `ringfold runs forget`" in refusal(harness.join(2, "b"))
+    assert welcome(harness.join(3, "a")).peer == 2
 
 
 def test_a_death_in_one_run_is_sent_in_that_run_only() -> None:
-    stage = Stage()
+    harness = MasterHarness()
     for conn, run in ((1, "a"), (2, "b"), (3, "a")):
-        stage.join(conn, run)
-    effects = stage.step(ConnectionClosed(1, "reset"))
+        harness.join(conn, run)
+    effects = harness.step(ConnectionClosed(1, "reset"))
     assert {run for run, _ in effects} == {"a"}
     assert not [each for _, each in effects if isinstance(each, SendMessage) and each.conn == 2]
 
 
 def test_every_run_has_heartbeats() -> None:
-    stage = Stage()
+    harness = MasterHarness()
     for conn, run in ((1, ""), (2, "a")):
-        stage.join(conn, run)
-    heartbeats = [(run, each.conn) for run, each in stage.wait(300) if isinstance(each, SendHeartbeat)]
+        harness.join(conn, run)
+    heartbeats = [(run, each.conn) for run, each in harness.wait(300) if isinstance(each, SendHeartbeat)]
     assert heartbeats == [("a", 2), ("default", 1)]
 
 
@@ -203,16 +203,18 @@ def test_every_run_has_heartbeats() -> None:
 
 
 def test_a_client_that_is_not_authenticated_in_time_is_closed() -> None:
-    stage = Stage(handshake_ms=200)
-    stage.open(1)
-    assert any(effect == CloseConnection(1, "it was not authenticated within 200 ms") for _, effect in stage.wait(300))
+    harness = MasterHarness(handshake_ms=200)
+    harness.open(1)
+    assert any(
+        effect == CloseConnection(1, "it was not authenticated within 200 ms") for _, effect in harness.wait(300)
+    )
 
 
 def test_the_oldest_of_too_many_unauthenticated_clients_is_closed() -> None:
-    stage = Stage(max_unproven=2)
+    harness = MasterHarness(max_unproven=2)
     for conn in (1, 2, 3):
-        stage.open(conn)
-    assert [each.conn for _, each in stage.effects if isinstance(each, CloseConnection)] == [1]
+        harness.open(conn)
+    assert [each.conn for _, each in harness.effects if isinstance(each, CloseConnection)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -224,55 +226,55 @@ def test_the_oldest_of_too_many_unauthenticated_clients_is_closed() -> None:
     ],
 )
 def test_an_unauthenticated_client_that_breaks_the_protocol_is_refused(event: Event, why: str) -> None:
-    stage = Stage()
-    stage.open(1)
-    effects = stage.step(event)
+    harness = MasterHarness()
+    harness.open(1)
+    effects = harness.step(event)
     assert ("", SendMessage(1, m.Refused(why))) in effects
     assert ("", CloseConnection(1, why)) in effects
-    assert stage.step(MessageReceived(1, stage.hello(1))) == [], "it is forgotten"
+    assert harness.step(MessageReceived(1, harness.hello(1))) == [], "it is forgotten"
 
 
 # Looking
 
 
 def test_the_status_is_that_of_the_named_run_and_names_the_others() -> None:
-    stage = Stage()
+    harness = MasterHarness()
     for conn, run in ((1, ""), (2, "a"), (3, "a")):
-        stage.join(conn, run)
-    status = stage.status(10, "a")
+        harness.join(conn, run)
+    status = harness.status(10, "a")
     assert isinstance(status, m.Status)
     assert (status.run, status.registrations, status.other_runs) == ("a", 2, ["default"])
-    status = stage.status(11)
+    status = harness.status(11)
     assert isinstance(status, m.Status)
     assert (status.run, status.registrations, status.other_runs) == ("default", 1, ["a"])
 
 
 def test_the_status_of_no_name_is_that_of_the_only_run() -> None:
-    stage = Stage()
-    assert isinstance(empty := stage.status(10), m.Status)
+    harness = MasterHarness()
+    assert isinstance(empty := harness.status(10), m.Status)
     assert (empty.run, empty.other_runs) == ("default", [])
-    stage.join(1, "a")
-    only = stage.status(11)
+    harness.join(1, "a")
+    only = harness.status(11)
     assert isinstance(only, m.Status)
     assert (only.run, only.registrations) == ("a", 1)
 
 
 def test_the_status_of_an_unknown_run_names_the_known_ones() -> None:
-    stage = Stage()
-    stage.join(1, "a")
-    stage.join(2, "b")
-    assert "there is no run c here; there are: a, b" in str(stage.status(10, "c"))
+    harness = MasterHarness()
+    harness.join(1, "a")
+    harness.join(2, "b")
+    assert "there is no run c here; there are: a, b" in str(harness.status(10, "c"))
 
 
 def test_runs_are_listed_with_their_states() -> None:
-    stage = Stage()
-    assert stage.listed() == [RunInfo("default", "new")]
+    harness = MasterHarness()
+    assert harness.listed() == [RunInfo("default", "new")]
     for conn, run in ((1, "a"), (2, "b"), (3, "c")):
-        stage.join(conn, run)
-        stage.say(conn, m.Attached(1))
-    stage.leave(2)
-    stage.step(ConnectionClosed(3, "reset"))
-    assert [(run.name, run.state, run.peers) for run in stage.listed(91)] == [
+        harness.join(conn, run)
+        harness.receive(conn, m.Attached(1))
+    harness.leave(2)
+    harness.step(ConnectionClosed(3, "reset"))
+    assert [(run.name, run.state, run.peers) for run in harness.listed(91)] == [
         ("a", "running", 1),
         ("b", "finished", 0),
         ("c", "abandoned", 0),
@@ -280,112 +282,112 @@ def test_runs_are_listed_with_their_states() -> None:
 
 
 def test_the_list_needs_the_masters_token() -> None:
-    stage = Stage()
-    stage.open(1)
-    asked = m.RunsRequest(VERSION, NONCE, stage.proof(1, "runs", "a"))
-    assert "wrong token" in refusal(stage.say(1, asked))
+    harness = MasterHarness()
+    harness.open(1)
+    request = m.RunsRequest(VERSION, NONCE, harness.proof(1, "runs", "a"))
+    assert "wrong token" in refusal(harness.receive(1, request))
 
 
 # Forgetting
 
 
 def test_a_run_with_peers_is_not_forgotten() -> None:
-    stage = Stage()
-    stage.join(1, "a")
-    assert "run a has 1 peers: stop them first" in str(stage.forget(10, "a"))
-    assert "there is no run b here" in str(stage.forget(11, "b"))
+    harness = MasterHarness()
+    harness.join(1, "a")
+    assert "run a has 1 peers: stop them first" in str(harness.forget(10, "a"))
+    assert "there is no run b here" in str(harness.forget(11, "b"))
 
 
 def test_a_run_that_is_forgotten_can_begin_again_with_other_secrets() -> None:
-    stage = Stage(keeps_journal=True)
-    first = welcome(stage.join(1, "a"))
-    stage.say(1, m.Attached(1))
-    stage.leave(1)
-    assert "run a finished at revision 0" in refusal(stage.join(2, "a"))
-    assert stage.forget(10, "a") == m.RunList([])
-    assert stage.journals["a"].is_forgotten, "the answer waits until that is written"
-    again = welcome(stage.join(3, "a"))
+    harness = MasterHarness(keeps_journal=True)
+    first = welcome(harness.join(1, "a"))
+    harness.receive(1, m.Attached(1))
+    harness.leave(1)
+    assert "run a finished at revision 0" in refusal(harness.join(2, "a"))
+    assert harness.forget(10, "a") == m.RunList([])
+    assert harness.journals["a"].is_forgotten, "the answer waits until that is written"
+    again = welcome(harness.join(3, "a"))
     assert again.peer == first.peer == 1
     assert again.secret != first.secret
 
 
 def test_the_default_run_can_be_forgotten_too() -> None:
-    stage = Stage(keeps_journal=True)
-    stage.join(1)
-    stage.say(1, m.Attached(1))
-    stage.step(ConnectionClosed(1, "reset"))
-    assert isinstance(stage.forget(10, "default"), m.RunList)
-    assert welcome(stage.join(2)).peer == 1
-    assert not stage.journals["default"].is_forgotten
+    harness = MasterHarness(keeps_journal=True)
+    harness.join(1)
+    harness.receive(1, m.Attached(1))
+    harness.step(ConnectionClosed(1, "reset"))
+    assert isinstance(harness.forget(10, "default"), m.RunList)
+    assert welcome(harness.join(2)).peer == 1
+    assert not harness.journals["default"].is_forgotten
 
 
 def test_a_run_that_no_peer_joined_is_forgotten() -> None:
-    stage = Stage(keeps_journal=True)
-    stage.open(1)
-    where, proof = (0, "h", "n", ["10.0.0.1"], 9), stage.proof(1, "resume", "x")
+    harness = MasterHarness(keeps_journal=True)
+    harness.open(1)
+    where, proof = (0, "h", "n", ["10.0.0.1"], 9), harness.proof(1, "resume", "x")
     resume = m.Resume(VERSION, 1, 0, 1, *where, NONCE, proof, b"", run="x")
-    assert isinstance(stage.say(1, resume)[0], m.Evicted)
-    stage.wait(50)
-    assert stage.runs.names == ["default"]
+    assert isinstance(harness.receive(1, resume)[0], m.Evicted)
+    harness.wait(50)
+    assert harness.runs.names == ["default"]
 
 
 # A run that breaks
 
 
 def test_a_run_that_breaks_takes_no_other_along() -> None:
-    stage = Stage()
+    harness = MasterHarness()
     for conn, run in ((1, "a"), (2, "b")):
-        stage.join(conn, run)
-    stage.join(3, "a", "breaker")
-    broken = [(run, effect) for run, effect in stage.effects if isinstance(effect, ReportBrokenRun)]
+        harness.join(conn, run)
+    harness.join(3, "a", "breaker")
+    broken = [(run, effect) for run, effect in harness.effects if isinstance(effect, ReportBrokenRun)]
     assert [run for run, _ in broken] == ["a"]
-    assert {each.conn for run, each in stage.effects if isinstance(each, CloseConnection)} == {1, 3}
-    assert [run for run, each in stage.wait(300) if isinstance(each, SendHeartbeat)] == ["b"]
-    assert "run a broke in the master: ZeroDivisionError: planted" in refusal(stage.join(4, "a"))
-    assert [(info.name, info.state) for info in stage.listed()] == [("a", "broken"), ("b", "running")]
-    assert isinstance(stage.forget(10, "a"), m.RunList)
-    assert welcome(stage.join(5, "a")).peer == 1
+    assert {each.conn for run, each in harness.effects if isinstance(each, CloseConnection)} == {1, 3}
+    assert [run for run, each in harness.wait(300) if isinstance(each, SendHeartbeat)] == ["b"]
+    assert "run a broke in the master: ZeroDivisionError: planted" in refusal(harness.join(4, "a"))
+    assert [(info.name, info.state) for info in harness.listed()] == [("a", "broken"), ("b", "running")]
+    assert isinstance(harness.forget(10, "a"), m.RunList)
+    assert welcome(harness.join(5, "a")).peer == 1
 
 
 def test_with_a_journal_it_restarts_from_it_after_a_pause_that_doubles() -> None:
-    stage = Stage(keeps_journal=True)
-    stage.join(1, "a")
-    stage.say(1, m.Attached(1))
-    secret = stage.journals["a"].secret
+    harness = MasterHarness(keeps_journal=True)
+    harness.join(1, "a")
+    harness.receive(1, m.Attached(1))
+    secret = harness.journals["a"].secret
     for number, pause_ms in ((1, 1_000), (2, 2_000), (3, 4_000)):
-        stage.join(50 + number, "a", "breaker")
-        last = stage.effects[-1][1]
-        stage.wait(pause_ms - 50)
-        [again] = stage.join(60 + number, "a")
+        harness.join(50 + number, "a", "breaker")
+        last = harness.effects[-1][1]
+        harness.wait(pause_ms - 50)
+        [again] = harness.join(60 + number, "a")
         assert again == m.Refused("run a broke in the master: ZeroDivisionError: planted; it restarts soon", True)
-        written = [each.journal for run, each in stage.wait(100) if isinstance(each, WriteJournal)]
+        written = [each.journal for run, each in harness.wait(100) if isinstance(each, WriteJournal)]
         assert written[0].fence == 1 + number, "its members come back under a higher fence"
         assert isinstance(last, CloseConnection)
-    stage.open(7)
+    harness.open(7)
     member = prove(derive(secret, "member", 1), "member", nonce(7), NONCE)
     where = (0, "h", "p1", ["10.0.0.1"], 9)
-    resume = m.Resume(VERSION, 1, 1, 1, *where, NONCE, stage.proof(7, "resume", "a"), member, run="a")
-    assert isinstance(stage.say(7, resume)[0], m.Resumed)
+    resume = m.Resume(VERSION, 1, 1, 1, *where, NONCE, harness.proof(7, "resume", "a"), member, run="a")
+    assert isinstance(harness.receive(7, resume)[0], m.Resumed)
 
 
 def test_the_default_run_begins_again_without_a_journal_too() -> None:
-    stage = Stage()
-    stage.join(1)
-    stage.join(2, "", "breaker")
-    stage.wait(1_100)
-    assert welcome(stage.join(3)).peer == 1
+    harness = MasterHarness()
+    harness.join(1)
+    harness.join(2, "", "breaker")
+    harness.wait(1_100)
+    assert welcome(harness.join(3)).peer == 1
 
 
 def test_a_journal_that_no_machine_can_be_made_of_breaks_its_run_only() -> None:
     """Its fence is as high as this master's: a store that was put back, or a bug."""
-    stage = Stage(fence=2, keeps_journal=True)
-    [(run, effects)] = stage.runs.restore(0, "a", Journal(7, b"secret"))
+    harness = MasterHarness(fence=2, keeps_journal=True)
+    [(run, effects)] = harness.runs.restore(0, "a", Journal(7, b"secret"))
     assert run == "a"
     assert isinstance(effects[0], ReportBrokenRun)
-    assert welcome(stage.join(1)).peer == 1
-    assert [(info.name, info.state) for info in stage.listed()] == [("a", "broken"), ("default", "running")]
-    stage.wait(1_100)
-    assert sum(isinstance(effect, ReportBrokenRun) for _, effect in stage.effects) == 1, (
+    assert welcome(harness.join(1)).peer == 1
+    assert [(info.name, info.state) for info in harness.listed()] == [("a", "broken"), ("default", "running")]
+    harness.wait(1_100)
+    assert sum(isinstance(effect, ReportBrokenRun) for _, effect in harness.effects) == 1, (
         "it is tried again, later and later"
     )
 
@@ -405,34 +407,34 @@ def test_whatever_unauthenticated_clients_send_members_stay(
     script: list[tuple[int, object]],
 ) -> None:
     """A text joins a run, or looks at it and forgets it, with a right proof; nothing closes the connection."""
-    stage = Stage()
-    stage.join(10, "a")
+    harness = MasterHarness()
+    harness.join(10, "a")
     for conn, word in script:
-        stage.open(conn)
+        harness.open(conn)
         match word:
             case None:
-                stage.step(ConnectionClosed(conn, ""))
+                harness.step(ConnectionClosed(conn, ""))
             case str():
-                stage.say(conn, stage.hello(conn, word))
-                stage.step(MessageReceived(conn, m.ForgetRun(VERSION, word, NONCE, stage.proof(conn, "forget"))))
+                harness.receive(conn, harness.hello(conn, word))
+                harness.step(MessageReceived(conn, m.ForgetRun(VERSION, word, NONCE, harness.proof(conn, "forget"))))
             case _:
-                stage.step(MessageReceived(conn, word))  # type: ignore[arg-type]
-        stage.wait(50)
-    assert not any(isinstance(effect, ReportBrokenRun) for _, effect in stage.effects)
-    assert stage.runs.owner(10) == "a"
+                harness.step(MessageReceived(conn, word))  # type: ignore[arg-type]
+        harness.wait(50)
+    assert not any(isinstance(effect, ReportBrokenRun) for _, effect in harness.effects)
+    assert harness.runs.owner(10) == "a"
 
 
 # After a change of masters
 
 
 def test_a_later_master_continues_all_runs() -> None:
-    stage = Stage(keeps_journal=True)
+    harness = MasterHarness(keeps_journal=True)
     for conn, run in ((1, ""), (2, "a"), (3, "b")):
-        stage.join(conn, run)
-        stage.say(conn, m.Attached(1))
-    stage.leave(3)
-    later = Stage(fence=2, keeps_journal=True)
-    for run, journal in stage.journals.items():
+        harness.join(conn, run)
+        harness.receive(conn, m.Attached(1))
+    harness.leave(3)
+    later = MasterHarness(fence=2, keeps_journal=True)
+    for run, journal in harness.journals.items():
         later.runs.restore(0, run, decode(encode(journal), "here"))
     assert {run: journal.fence for run, journal in later.runs.first_journals().items()} == {
         "default": 2,
@@ -448,15 +450,15 @@ def test_a_later_master_continues_all_runs() -> None:
 
 
 def test_a_master_that_is_stopped_ends_all_runs_and_their_ends_are_kept() -> None:
-    stage = Stage(keeps_journal=True)
+    harness = MasterHarness(keeps_journal=True)
     for conn, run in ((1, "a"), (2, "b")):
-        stage.join(conn, run)
-        stage.say(conn, m.Attached(1))
-    stage.leave(2)
-    stage.step(StopRequested("it was stopped"))
-    assert all(journal.is_closed for journal in stage.journals.values())
-    later = Stage(fence=2, keeps_journal=True)
-    for run, journal in stage.journals.items():
+        harness.join(conn, run)
+        harness.receive(conn, m.Attached(1))
+    harness.leave(2)
+    harness.step(StopRequested("it was stopped"))
+    assert all(journal.is_closed for journal in harness.journals.values())
+    later = MasterHarness(fence=2, keeps_journal=True)
+    for run, journal in harness.journals.items():
         later.runs.restore(0, run, decode(encode(journal), "here"))
     assert "run b finished" in refusal(later.join(3, "b"))
     assert welcome(later.join(4, "a")).peer == 1, "nothing of a run that was ended binds the next one"

@@ -4,7 +4,7 @@ from collections import deque
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_master_runs import Stage
+from test_master_runs import MasterHarness
 
 from ringfold.master.effects import SendHeartbeat
 from ringfold.master.events import HeartbeatReceived
@@ -75,23 +75,23 @@ def test_everything_is_handled_and_no_turn_gives_a_run_more_than_its_share(frame
 
 def test_heartbeats_of_a_calm_run_are_handled_in_the_turn_after_their_arrival() -> None:
     """With the machines of real runs: 50 peers of one send heartbeats without end, one peer of another sends one."""
-    stage, turns = Stage(), FrameScheduler()
+    harness, turns = MasterHarness(), FrameScheduler()
     for conn in range(1, 52):
-        stage.join(conn, "calm" if conn == 51 else "flood")
+        harness.join(conn, "calm" if conn == 51 else "flood")
     queues = {conn: deque(range(1, 2 if conn == 51 else 2_000)) for conn in range(1, 52)}
     for conn in queues:
-        turns.wait(stage.runs.owner(conn), conn)
+        turns.wait(harness.runs.owner(conn), conn)
     handled = 0
     turns.begin()
     while (chosen := turns.next()) is not None:
         run, conn, most = chosen
         for _ in range(min(most, len(queues[conn]))):
-            stage.step(HeartbeatReceived(conn, Heartbeat(queues[conn].popleft(), 0)))
+            harness.step(HeartbeatReceived(conn, Heartbeat(queues[conn].popleft(), 0)))
             turns.spend(run, 1)
             handled += run == "flood"
         if run == "calm":
             break
         turns.wait(run, conn)
     assert handled <= SHARE
-    answers = [effect for _, effect in stage.wait(300) if isinstance(effect, SendHeartbeat) and effect.conn == 51]
+    answers = [effect for _, effect in harness.wait(300) if isinstance(effect, SendHeartbeat) and effect.conn == 51]
     assert [answer.echo for answer in answers] == [1]

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_master import NONCE, TOKEN, Stage
+from test_master import NONCE, TOKEN, MasterHarness
 
 from ringfold.master.events import HeartbeatReceived, Tick
 from ringfold.master.settings import MasterSettings
@@ -132,7 +132,7 @@ def test_a_member_that_receives_and_sends_nothing_is_found() -> None:
 # In the master
 
 
-class Slow(Stage):
+class SlowHarness(MasterHarness):
     """A master and peers of which each is in an op, or in its own code."""
 
     def __init__(self, size: int, **changed: object) -> None:
@@ -149,7 +149,7 @@ class Slow(Stage):
         for peer in peers:
             self.began.pop(peer, None)
 
-    def go_on(self, ms: int) -> None:
+    def run_for(self, ms: int) -> None:
         end = self.now + ms * MS
         while self.now < end:
             self.now += 50 * MS
@@ -177,7 +177,7 @@ class Slow(Stage):
         return [each.peer for each in self.notices(PeerGone) if isinstance(each, PeerGone) and each.how == "evicted"]
 
     def timeout(self, peer: int, *, sequence: int = 9, waited_ms: int = 1_000, final: bool = False) -> None:
-        self.say(peer, m.OpTimeout(self.epoch, OpRef(0, sequence), waited_ms, CALLED, final))
+        self.receive(peer, m.OpTimeout(self.epoch, OpRef(0, sequence), waited_ms, CALLED, final))
 
     def eviction(self) -> tuple[str, int | None]:
         [waiting] = self.master.waiting(self.now)
@@ -185,331 +185,331 @@ class Slow(Stage):
 
 
 def test_a_member_that_all_others_wait_for_is_evicted_with_advice() -> None:
-    stage = Slow(4)
-    stage.go_on(1_000)
-    stage.call(1, 2, 4)
-    stage.go_on(59_000)
-    assert stage.evicted == []
-    stage.go_on(2_000)
-    assert stage.evicted == [3]
-    [evicted] = stage.sent(3, m.Evicted)
+    harness = SlowHarness(4)
+    harness.run_for(1_000)
+    harness.call(1, 2, 4)
+    harness.run_for(59_000)
+    assert harness.evicted == []
+    harness.run_for(2_000)
+    assert harness.evicted == [3]
+    [evicted] = harness.sent(3, m.Evicted)
     assert isinstance(evicted, m.Evicted)
     assert evicted.reason.startswith("peers 1 (p1), 2 (p2) and 4 (p4) waited 60.")
     assert "run.busy(up_to_s=...)" in evicted.reason
     assert "stall_timeout_s" in evicted.reason
-    [stalled] = stage.notices(PeersStalled)
+    [stalled] = harness.notices(PeersStalled)
     assert isinstance(stalled, PeersStalled)
     assert (stalled.peers, stalled.waiting, stalled.what) == ([3], [1, 2, 4], "op tag 0 sequence 9")
 
 
 def test_a_step_that_is_slow_for_most_evicts_no_member() -> None:
-    stage = Slow(4)
-    stage.go_on(1_000)
-    stage.call(1, 2)
-    stage.go_on(250_000)
-    assert stage.evicted == []
-    stage.call(4)
-    stage.go_on(59_000)
-    assert stage.evicted == [], "the clock starts when the last of the others has come"
-    stage.go_on(2_000)
-    assert stage.evicted == [3]
+    harness = SlowHarness(4)
+    harness.run_for(1_000)
+    harness.call(1, 2)
+    harness.run_for(250_000)
+    assert harness.evicted == []
+    harness.call(4)
+    harness.run_for(59_000)
+    assert harness.evicted == [], "the clock starts when the last of the others has come"
+    harness.run_for(2_000)
+    assert harness.evicted == [3]
 
 
 def test_the_first_three_calls_of_a_tag_do_not_count() -> None:
     for sequence, evicted in ((2, []), (3, [3])):
-        stage = Slow(4)
-        stage.go_on(1_000)
-        stage.call(1, 2, 4, sequence=sequence)
-        stage.go_on(62_000)
-        assert stage.evicted == evicted
+        harness = SlowHarness(4)
+        harness.run_for(1_000)
+        harness.call(1, 2, 4, sequence=sequence)
+        harness.run_for(62_000)
+        assert harness.evicted == evicted
 
 
 def test_a_call_that_usually_takes_long_may() -> None:
-    stage = Slow(4)
+    harness = SlowHarness(4)
     for sequence in (5, 6):
-        stage.call(1, 2, 4, sequence=sequence)
-        stage.go_on(20_000)
-        stage.commit(1, 2, 4)
-        stage.go_on(500)
-    stage.call(1, 2, 4)
-    stage.go_on(90_000)
-    assert stage.evicted == []
-    stage.go_on(15_000)
-    assert stage.evicted == [3]
+        harness.call(1, 2, 4, sequence=sequence)
+        harness.run_for(20_000)
+        harness.commit(1, 2, 4)
+        harness.run_for(500)
+    harness.call(1, 2, 4)
+    harness.run_for(90_000)
+    assert harness.evicted == []
+    harness.run_for(15_000)
+    assert harness.evicted == [3]
 
 
 def test_it_can_be_off() -> None:
-    stage = Slow(4, stall_timeout_ms="off")
-    stage.call(1, 2, 4)
-    stage.go_on(290_000)
-    assert stage.evicted == []
-    assert stage.eviction() == ("off", None)
+    harness = SlowHarness(4, stall_timeout_ms="off")
+    harness.call(1, 2, 4)
+    harness.run_for(290_000)
+    assert harness.evicted == []
+    assert harness.eviction() == ("off", None)
 
 
 def test_a_busy_member_is_not_evicted_until_its_time_is_over() -> None:
-    stage = Slow(4)
-    stage.say(3, m.Busy(100_000))
-    stage.call(1, 2, 4)
-    stage.go_on(90_000)
-    assert stage.eviction() == ("busy for another 10.0 s", None)
-    stage.go_on(69_000)
-    assert stage.evicted == []
-    stage.go_on(2_000)
-    assert stage.evicted == [3]
+    harness = SlowHarness(4)
+    harness.receive(3, m.Busy(100_000))
+    harness.call(1, 2, 4)
+    harness.run_for(90_000)
+    assert harness.eviction() == ("busy for another 10.0 s", None)
+    harness.run_for(69_000)
+    assert harness.evicted == []
+    harness.run_for(2_000)
+    assert harness.evicted == [3]
 
 
 def test_busy_ends_when_announced_and_the_timeout_starts_then() -> None:
-    stage = Slow(4)
-    stage.say(3, m.Busy(100_000))
-    stage.call(1, 2, 4)
-    stage.go_on(80_000)
-    stage.say(3, m.Busy(0))
-    stage.go_on(59_000)
-    assert stage.evicted == []
-    stage.go_on(2_000)
-    assert stage.evicted == [3]
+    harness = SlowHarness(4)
+    harness.receive(3, m.Busy(100_000))
+    harness.call(1, 2, 4)
+    harness.run_for(80_000)
+    harness.receive(3, m.Busy(0))
+    harness.run_for(59_000)
+    assert harness.evicted == []
+    harness.run_for(2_000)
+    assert harness.evicted == [3]
 
 
 @pytest.mark.parametrize("ms", [-1, 10**12])
 def test_a_busy_that_makes_no_sense_is_refused(ms: int) -> None:
-    stage = Slow(2)
-    stage.say(2, m.Busy(ms))
-    assert stage.evicted == [2]
+    harness = SlowHarness(2)
+    harness.receive(2, m.Busy(ms))
+    assert harness.evicted == [2]
 
 
 def test_status_shows_when_which_member_is_evicted() -> None:
-    stage = Slow(4)
-    stage.go_on(1_000)
-    stage.call(1, 2, 4)
-    stage.go_on(20_000)
-    text, in_ms = stage.eviction()
+    harness = SlowHarness(4)
+    harness.run_for(1_000)
+    harness.call(1, 2, 4)
+    harness.run_for(20_000)
+    text, in_ms = harness.eviction()
     assert in_ms is not None
     assert 40_000 <= in_ms <= 40_500
     assert text == f"in {in_ms / 1000:.1f} s"
 
 
 def test_a_vote_that_one_member_has_not_cast_counts_after_the_first_three() -> None:
-    stage = Slow(4)
+    harness = SlowHarness(4)
     for peer in (1, 2, 4):
-        stage.say(peer, m.Vote(2, "pending", 2))
-    stage.go_on(62_000)
-    assert stage.eviction() == ("first calls", None)
-    stage.say(3, m.Vote(2, "pending", 2))
+        harness.receive(peer, m.Vote(2, "pending", 2))
+    harness.run_for(62_000)
+    assert harness.eviction() == ("first calls", None)
+    harness.receive(3, m.Vote(2, "pending", 2))
     for ballot in range(3, 5):
         for peer in (1, 2, 3, 4):
-            stage.say(peer, m.Vote(ballot, "pending", 2))
-    stage.go_on(500)
+            harness.receive(peer, m.Vote(ballot, "pending", 2))
+    harness.run_for(500)
     for peer in (1, 2, 4):
-        stage.say(peer, m.Vote(9, "pending", 2))
-    stage.go_on(62_000)
-    assert stage.evicted == [3]
+        harness.receive(peer, m.Vote(9, "pending", 2))
+    harness.run_for(62_000)
+    assert harness.evicted == [3]
 
 
 def test_an_update_that_waits_for_more_peers_evicts_no_member() -> None:
-    stage = Slow(4)
+    harness = SlowHarness(4)
     for ballot in range(2, 6):
         for peer in (1, 2, 3, 4):
-            stage.say(peer, m.Vote(ballot, "update", 2))
-        stage.go_on(500)
+            harness.receive(peer, m.Vote(ballot, "update", 2))
+        harness.run_for(500)
     for peer in (1, 2, 4):
-        stage.say(peer, m.Vote(9, "update", 2, min_world=5))
-    stage.go_on(200_000)
-    assert stage.evicted == []
-    assert stage.eviction() == ("it waits for more peers", None)
+        harness.receive(peer, m.Vote(9, "update", 2, min_world=5))
+    harness.run_for(200_000)
+    assert harness.evicted == []
+    assert harness.eviction() == ("it waits for more peers", None)
 
 
 def test_a_member_in_an_op_that_sends_nothing_is_as_good_as_absent() -> None:
-    stage = Slow(4)
-    stage.call(1, 2, 3, 4)
-    stage.reports = {peer: {"in_starved_ms": 61_000} for peer in (1, 2, 4)}
-    stage.reports[3] = {"in_starved_ms": 10}
-    stage.go_on(61_000)
-    assert stage.evicted == [3]
-    [evicted] = stage.sent(3, m.Evicted)
+    harness = SlowHarness(4)
+    harness.call(1, 2, 3, 4)
+    harness.reports = {peer: {"in_starved_ms": 61_000} for peer in (1, 2, 4)}
+    harness.reports[3] = {"in_starved_ms": 10}
+    harness.run_for(61_000)
+    assert harness.evicted == [3]
+    [evicted] = harness.sent(3, m.Evicted)
     assert isinstance(evicted, m.Evicted)
     assert "is in it and sends nothing" in evicted.reason
 
 
 def test_a_member_that_has_just_started_the_op_of_starving_others_is_not_silent() -> None:
     """Their heartbeats are a little old: they were sent before it called."""
-    stage = Slow(4)
-    stage.say(3, m.Busy(100_000))
-    stage.call(1, 2, 4)
-    stage.go_on(70_000)
-    stage.reports = {peer: {"in_starved_ms": 70_000} for peer in (1, 2, 4)}
-    stage.call(3)
-    stage.go_on(1_000)
-    assert stage.evicted == []
+    harness = SlowHarness(4)
+    harness.receive(3, m.Busy(100_000))
+    harness.call(1, 2, 4)
+    harness.run_for(70_000)
+    harness.reports = {peer: {"in_starved_ms": 70_000} for peer in (1, 2, 4)}
+    harness.call(3)
+    harness.run_for(1_000)
+    assert harness.evicted == []
 
 
 # At op_timeout_s
 
 
 def test_at_the_op_timeout_the_absent_are_evicted_also_if_they_are_many() -> None:
-    stage = Slow(4)
-    stage.go_on(500)
-    stage.call(1)
-    stage.go_on(1_000)
-    stage.timeout(1)
-    stage.go_on(1_000)
-    assert stage.evicted == [2, 3, 4]
-    assert "op_timeout_s 1.0 s" in str(stage.sent(2, m.Evicted)[0])
+    harness = SlowHarness(4)
+    harness.run_for(500)
+    harness.call(1)
+    harness.run_for(1_000)
+    harness.timeout(1)
+    harness.run_for(1_000)
+    assert harness.evicted == [2, 3, 4]
+    assert "op_timeout_s 1.0 s" in str(harness.sent(2, m.Evicted)[0])
 
 
 def test_a_timeout_of_the_callers_own_raises_and_evicts_no_member() -> None:
-    stage = Slow(3)
-    stage.go_on(500)
-    stage.call(1, 2)
-    stage.go_on(1_000)
-    stage.timeout(1, final=True)
-    stage.go_on(1_000)
-    assert stage.evicted == []
-    assert "waited 1.0 s for peer 3" in str(stage.sent(2, m.Seal)[-1])
+    harness = SlowHarness(3)
+    harness.run_for(500)
+    harness.call(1, 2)
+    harness.run_for(1_000)
+    harness.timeout(1, final=True)
+    harness.run_for(1_000)
+    assert harness.evicted == []
+    assert "waited 1.0 s for peer 3" in str(harness.sent(2, m.Seal)[-1])
 
 
 def test_members_that_called_a_moment_ago_are_not_evicted_at_a_short_op_timeout() -> None:
     """Heartbeats name ops with a delay: what is not known yet is waited for."""
-    stage = Slow(4)
-    stage.go_on(1_000)
-    stage.call(1, 2, 4)
-    stage.go_on(50)
-    stage.timeout(1, waited_ms=50)
-    stage.go_on(2_000)
-    assert stage.evicted == [3]
+    harness = SlowHarness(4)
+    harness.run_for(1_000)
+    harness.call(1, 2, 4)
+    harness.run_for(50)
+    harness.timeout(1, waited_ms=50)
+    harness.run_for(2_000)
+    assert harness.evicted == [3]
 
 
 def test_no_member_is_evicted_at_the_op_timeout_where_all_wait_in_a_call() -> None:
-    stage = Slow(2)
-    stage.go_on(500)
-    stage.began = {1: (OpRef(1, 0), stage.now), 2: (OpRef(2, 0), stage.now)}
-    stage.go_on(2_000)
-    stage.say(1, m.OpTimeout(2, OpRef(1, 0), 2_000, CALLED, final=False))
-    stage.go_on(1_000)
-    assert stage.evicted == []
-    assert "op tag 1 sequence 0 waited 2.0 s for peer 2" in str(stage.sent(2, m.Seal)[-1])
+    harness = SlowHarness(2)
+    harness.run_for(500)
+    harness.began = {1: (OpRef(1, 0), harness.now), 2: (OpRef(2, 0), harness.now)}
+    harness.run_for(2_000)
+    harness.receive(1, m.OpTimeout(2, OpRef(1, 0), 2_000, CALLED, final=False))
+    harness.run_for(1_000)
+    assert harness.evicted == []
+    assert "op tag 1 sequence 0 waited 2.0 s for peer 2" in str(harness.sent(2, m.Seal)[-1])
 
 
 def test_an_op_whose_time_is_over_waits_for_a_busy_member_and_a_stall_timeout_more() -> None:
-    stage = Slow(2, stall_timeout_ms=5_000)
-    stage.say(2, m.Busy(20_000))
-    stage.call(1)
-    stage.go_on(10_000)
-    stage.timeout(1, waited_ms=10_000)
-    stage.go_on(14_000)
-    assert stage.evicted == []
-    assert len(stage.sent(1, m.Seal)) == 1, "the op goes on"
-    stage.go_on(2_000)
-    assert stage.evicted == [2]
+    harness = SlowHarness(2, stall_timeout_ms=5_000)
+    harness.receive(2, m.Busy(20_000))
+    harness.call(1)
+    harness.run_for(10_000)
+    harness.timeout(1, waited_ms=10_000)
+    harness.run_for(14_000)
+    assert harness.evicted == []
+    assert len(harness.sent(1, m.Seal)) == 1, "the op goes on"
+    harness.run_for(2_000)
+    assert harness.evicted == [2]
 
 
 def test_an_overdue_op_succeeds_when_the_busy_member_calls() -> None:
-    stage = Slow(2, stall_timeout_ms=5_000)
-    stage.say(2, m.Busy(20_000))
-    stage.call(1)
-    stage.go_on(10_000)
-    stage.timeout(1, waited_ms=10_000)
-    stage.go_on(5_000)
-    stage.say(2, m.Busy(0))
-    stage.go_on(1_000)
-    stage.commit(1)
-    stage.go_on(60_000)
-    assert stage.evicted == []
-    assert len(stage.sent(1, m.Seal)) == 1
+    harness = SlowHarness(2, stall_timeout_ms=5_000)
+    harness.receive(2, m.Busy(20_000))
+    harness.call(1)
+    harness.run_for(10_000)
+    harness.timeout(1, waited_ms=10_000)
+    harness.run_for(5_000)
+    harness.receive(2, m.Busy(0))
+    harness.run_for(1_000)
+    harness.commit(1)
+    harness.run_for(60_000)
+    assert harness.evicted == []
+    assert len(harness.sent(1, m.Seal)) == 1
 
 
 def test_an_op_whose_time_is_over_and_that_runs_on_without_end_raises() -> None:
     """The member that was busy has called, and still the op does not end: no member is at fault."""
-    stage = Slow(2, stall_timeout_ms=5_000, op_timeout_ms=30_000)
-    stage.say(2, m.Busy(20_000))
-    stage.call(1)
-    stage.go_on(10_000)
-    stage.timeout(1, waited_ms=10_000)
-    stage.go_on(5_000)
-    stage.call(2)
-    stage.go_on(26_000)
-    assert stage.evicted == []
-    assert "op tag 0 sequence 9 waited 10.0 s" in str(stage.sent(1, m.Seal)[-1])
+    harness = SlowHarness(2, stall_timeout_ms=5_000, op_timeout_ms=30_000)
+    harness.receive(2, m.Busy(20_000))
+    harness.call(1)
+    harness.run_for(10_000)
+    harness.timeout(1, waited_ms=10_000)
+    harness.run_for(5_000)
+    harness.call(2)
+    harness.run_for(26_000)
+    assert harness.evicted == []
+    assert "op tag 0 sequence 9 waited 10.0 s" in str(harness.sent(1, m.Seal)[-1])
 
 
 def test_an_overdue_vote_continues_without_the_absent_members() -> None:
-    stage = Slow(3)
-    stage.go_on(500)
+    harness = SlowHarness(3)
+    harness.run_for(500)
     for peer in (1, 2):
-        stage.say(peer, m.Vote(9, "update", 2))
-    stage.go_on(2_000)
-    answers = stage.say(1, m.VoteWithdrawn(9, 2_000, final=False))
+        harness.receive(peer, m.Vote(9, "update", 2))
+    harness.run_for(2_000)
+    answers = harness.receive(1, m.VoteWithdrawn(9, 2_000, final=False))
     assert m.CallExtended(9) in answers
-    assert stage.evicted == [3]
-    assert stage.say(2, m.VoteWithdrawn(9, 2_000, final=False)) == [m.CallExtended(9)], "while the epoch changes"
+    assert harness.evicted == [3]
+    assert harness.receive(2, m.VoteWithdrawn(9, 2_000, final=False)) == [m.CallExtended(9)], "while the epoch changes"
     for peer in (1, 2):
-        stage.say(peer, m.Sealed(2, []))
+        harness.receive(peer, m.Sealed(2, []))
     for peer in (1, 2):
-        stage.say(peer, m.Attached(3))
+        harness.receive(peer, m.Attached(3))
     for peer in (1, 2):
-        stage.say(peer, m.Vote(9, "update", 3))
-    assert len(stage.sent(1, m.CallDone)) == 2
+        harness.receive(peer, m.Vote(9, "update", 3))
+    assert len(harness.sent(1, m.CallDone)) == 2
 
 
 def test_an_op_whose_time_is_over_does_not_wait_for_ever_for_a_member_that_works_on_other_tags() -> None:
-    stage = Slow(2, op_timeout_ms=10_000)
-    stage.call(1)
-    stage.go_on(10_000)
-    stage.timeout(1, waited_ms=10_000)
+    harness = SlowHarness(2, op_timeout_ms=10_000)
+    harness.call(1)
+    harness.run_for(10_000)
+    harness.timeout(1, waited_ms=10_000)
     for committed in range(1, 12):
-        stage.reports[2] = {"committed": committed}
-        stage.go_on(1_000)
-    assert stage.evicted == []
-    assert "op tag 0 sequence 9 waited 10.0 s for peer 2" in str(stage.sent(1, m.Seal)[-1])
+        harness.reports[2] = {"committed": committed}
+        harness.run_for(1_000)
+    assert harness.evicted == []
+    assert "op tag 0 sequence 9 waited 10.0 s for peer 2" in str(harness.sent(1, m.Seal)[-1])
 
 
 def test_a_vote_whose_time_is_over_waits_once_more_for_a_member_that_works() -> None:
-    stage = Slow(2)
-    stage.say(1, m.Vote(9, "pending", 2))
+    harness = SlowHarness(2)
+    harness.receive(1, m.Vote(9, "pending", 2))
     for committed, answer in ((1, m.CallExtended), (2, m.CallFailed)):
-        stage.go_on(5_000)
-        stage.reports[2] = {"committed": committed}
-        stage.go_on(500)
-        assert [type(each) for each in stage.say(1, m.VoteWithdrawn(9, 5_000, final=False))] == [answer]
-    assert stage.evicted == []
+        harness.run_for(5_000)
+        harness.reports[2] = {"committed": committed}
+        harness.run_for(500)
+        assert [type(each) for each in harness.receive(1, m.VoteWithdrawn(9, 5_000, final=False))] == [answer]
+    assert harness.evicted == []
 
 
 def test_an_overdue_vote_waits_for_a_busy_member_as_long_as_announced() -> None:
-    stage = Slow(2)
-    stage.say(2, m.Busy(100_000))
-    stage.say(1, m.Vote(9, "pending", 2))
+    harness = SlowHarness(2)
+    harness.receive(2, m.Busy(100_000))
+    harness.receive(1, m.Vote(9, "pending", 2))
     for _ in range(3):
-        stage.go_on(20_000)
-        assert stage.say(1, m.VoteWithdrawn(9, 20_000, final=False)) == [m.CallExtended(9)]
-    stage.go_on(110_000)
-    assert m.CallExtended(9) in stage.say(1, m.VoteWithdrawn(9, 20_000, final=False))
-    assert stage.evicted == [2]
+        harness.run_for(20_000)
+        assert harness.receive(1, m.VoteWithdrawn(9, 20_000, final=False)) == [m.CallExtended(9)]
+    harness.run_for(110_000)
+    assert m.CallExtended(9) in harness.receive(1, m.VoteWithdrawn(9, 20_000, final=False))
+    assert harness.evicted == [2]
 
 
 def test_a_vote_with_a_timeout_of_its_own_fails() -> None:
-    stage = Slow(3)
-    stage.go_on(500)
-    stage.say(1, m.Vote(9, "update", 2))
-    stage.go_on(2_000)
-    [answer] = stage.say(1, m.VoteWithdrawn(9, 2_000))
+    harness = SlowHarness(3)
+    harness.run_for(500)
+    harness.receive(1, m.Vote(9, "update", 2))
+    harness.run_for(2_000)
+    [answer] = harness.receive(1, m.VoteWithdrawn(9, 2_000))
     assert isinstance(answer, m.CallFailed)
-    assert stage.evicted == []
+    assert harness.evicted == []
 
 
 # On request
 
 
-def request_eviction(stage: Stage, peer: str, reason: str = "", token: bytes = TOKEN) -> m.FromMaster:
-    stage.open(9)
+def request_eviction(harness: MasterHarness, peer: str, reason: str = "", token: bytes = TOKEN) -> m.FromMaster:
+    harness.open(9)
     proof = prove(token, "evict", bytes([9]) * 32, NONCE)
-    return stage.say(9, m.EvictRequest(VERSION, peer, reason, "ada on gpu-1", NONCE, proof))[0]
+    return harness.receive(9, m.EvictRequest(VERSION, peer, reason, "ada on gpu-1", NONCE, proof))[0]
 
 
 @pytest.mark.parametrize("wanted", ["2", "p2"])
 def test_a_peer_is_evicted_on_request_with_requester_and_reason(wanted: str) -> None:
-    stage = Slow(3)
-    answer = request_eviction(stage, wanted, "its disk is broken")
+    harness = SlowHarness(3)
+    answer = request_eviction(harness, wanted, "its disk is broken")
     assert answer == m.EvictResponse(True, "peer 2 (p2) is evicted; it may join again", 2, "p2")
-    assert stage.sent(2, m.Evicted) == [m.Evicted("ada on gpu-1 asked for it: its disk is broken", on_request=True)]
+    assert harness.sent(2, m.Evicted) == [m.Evicted("ada on gpu-1 requested it: its disk is broken", on_request=True)]
 
 
 @pytest.mark.parametrize(
@@ -520,21 +520,21 @@ def test_a_peer_is_evicted_on_request_with_requester_and_reason(wanted: str) -> 
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(size: int, wanted: str, why: str) -> None:
-    stage = Slow(size)
-    answer = request_eviction(stage, wanted)
+    harness = SlowHarness(size)
+    answer = request_eviction(harness, wanted)
     assert isinstance(answer, m.EvictResponse)
     assert not answer.done
     assert why in answer.text
-    assert stage.evicted == []
+    assert harness.evicted == []
 
 
 def test_a_request_without_the_token_evicts_no_peer() -> None:
-    stage = Slow(3)
-    assert isinstance(request_eviction(stage, "2", token=b"wrong"), m.Refused)
-    assert stage.evicted == []
+    harness = SlowHarness(3)
+    assert isinstance(request_eviction(harness, "2", token=b"wrong"), m.Refused)
+    assert harness.evicted == []
 
 
 def test_a_request_to_a_run_without_peers_is_refused_with_that_reason() -> None:
-    answer = request_eviction(Stage(), "p1")
+    answer = request_eviction(MasterHarness(), "p1")
     assert isinstance(answer, m.EvictResponse)
     assert answer.text == "there is no peer 'p1' in this run, which has no peers now; `ringfold runs` lists all runs"

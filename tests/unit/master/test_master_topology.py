@@ -44,9 +44,9 @@ class Optimising:
             self.conns.append(conn)
             self.step(ConnectionOpened(conn, f"host:{conn}", NONCE))
             proof = prove(TOKEN, "hello", NONCE, NONCE)
-            self.say(conn, m.Hello(m.PROTOCOL_VERSION, 0, "host", f"p{conn}", ["10.0.0.1"], 9, NONCE, proof))
-        self.say(1, m.Attached(1))
-        self.say(1, m.Vote(1, "update", 1))
+            self.receive(conn, m.Hello(m.PROTOCOL_VERSION, 0, "host", f"p{conn}", ["10.0.0.1"], 9, NONCE, proof))
+        self.receive(1, m.Attached(1))
+        self.receive(1, m.Vote(1, "update", 1))
         self.seal_and_attach(1, [1])
         self.epoch = 2
         self.ballot = 1
@@ -59,14 +59,14 @@ class Optimising:
             elif isinstance(effect, CloseConnection):
                 self.conns.remove(effect.conn)
 
-    def say(self, conn: int, message: m.ToMaster) -> None:
+    def receive(self, conn: int, message: m.ToMaster) -> None:
         self.step(MessageReceived(conn, message))
 
     def seal_and_attach(self, epoch: int, sealing: list[int]) -> None:
         for conn in sealing:
-            self.say(conn, m.Sealed(epoch, []))
+            self.receive(conn, m.Sealed(epoch, []))
         for conn in list(self.conns):
-            self.say(conn, m.Attached(epoch + 1))
+            self.receive(conn, m.Attached(epoch + 1))
 
     def wait(self, ms: int) -> None:
         end = self.now + ms * MS
@@ -95,21 +95,21 @@ class Optimising:
     def vote(self) -> None:
         self.ballot += 1
         for conn in list(self.conns):
-            self.say(conn, m.Vote(self.ballot, "optimize", self.epoch))
+            self.receive(conn, m.Vote(self.ballot, "optimize", self.epoch))
 
-    def asked(self, since: int) -> list[tuple[int, m.Measure]]:
+    def requests(self, since: int) -> list[tuple[int, m.Measure]]:
         sent = [effect for effect in self.effects[since:] if isinstance(effect, SendMessage)]
         return [(effect.conn, effect.message) for effect in sent if isinstance(effect.message, m.Measure)]
 
     def measure_all(self, since: int = 0, *, settled: bool = True) -> int:
         """Answer every question of the master, round by round; how many rounds it took."""
         rounds = 0
-        while asked := self.asked(since):
+        while requests := self.requests(since):
             since = len(self.effects)
             rounds += 1
-            for conn, order in asked:
+            for conn, order in requests:
                 rate = self.rates[order.other.peer, conn]
-                self.say(conn, m.LinkMeasured(order.test, order.other.peer, rate, 200, settled))
+                self.receive(conn, m.LinkMeasured(order.test, order.other.peer, rate, 200, settled))
         return rounds
 
     def change(self) -> None:
@@ -122,61 +122,61 @@ class Optimising:
 
 
 def test_the_moonshot_search_is_requested_where_no_ring_is_proven_best() -> None:
-    stage = Optimising(ENOUGH)
-    stage.vote()
-    stage.measure_all()
-    [search] = [effect for effect in stage.effects if isinstance(effect, StartMoonshot)]
+    harness = Optimising(ENOUGH)
+    harness.vote()
+    harness.measure_all()
+    [search] = [effect for effect in harness.effects if isinstance(effect, StartMoonshot)]
     assert search.question.members == list(range(1, ENOUGH + 1))
     assert len(search.question.rates) == ENOUGH * (ENOUGH - 1)
-    assert list(search.question.start) == stage.chosen().ring
+    assert list(search.question.start) == harness.chosen().ring
 
 
 def test_few_peers_need_no_long_search() -> None:
-    stage = Optimising(5)
-    stage.vote()
-    stage.measure_all()
-    assert not [effect for effect in stage.effects if isinstance(effect, StartMoonshot)]
+    harness = Optimising(5)
+    harness.vote()
+    harness.measure_all()
+    assert not [effect for effect in harness.effects if isinstance(effect, StartMoonshot)]
 
 
 @pytest.mark.parametrize("is_better", [True, False])
 def test_the_ring_of_the_long_search_is_taken_at_the_next_call_if_it_is_better(
     monkeypatch: pytest.MonkeyPatch, is_better: bool
 ) -> None:
-    stage = Optimising(6)
-    stage.vote()
-    stage.measure_all()
-    stage.change()
-    best = [member.peer for member in stage.record(1).members]
-    worst = min(([1, *rest] for rest in itertools.permutations(range(2, 7))), key=stage.slowest)
+    harness = Optimising(6)
+    harness.vote()
+    harness.measure_all()
+    harness.change()
+    best = [member.peer for member in harness.record(1).members]
+    worst = min(([1, *rest] for rest in itertools.permutations(range(2, 7))), key=harness.slowest)
     # The solver of the next call finds nothing better than one of them; the moonshot search had found the other.
     present, found = (worst, best) if is_better else (best, worst)
-    kept = Solution(tuple(present), stage.slowest(present), 0.0, 0.0, 1e9, False, True, "kept")
+    kept = Solution(tuple(present), harness.slowest(present), 0.0, 0.0, 1e9, False, True, "kept")
     monkeypatch.setattr(topology, "best_ring", lambda *_, **__: kept)
-    stage.step(MoonshotFinished(0, Solution(tuple(found), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
-    stage.vote()
-    assert stage.chosen().ring == best
-    assert stage.chosen().kept is not is_better
+    harness.step(MoonshotFinished(0, Solution(tuple(found), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    harness.vote()
+    assert harness.chosen().ring == best
+    assert harness.chosen().kept is not is_better
 
 
 def test_a_ring_of_other_members_is_no_use() -> None:
-    stage = Optimising(4)
-    stage.step(MoonshotFinished(0, Solution((1, 2, 3), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
-    stage.step(MoonshotFinished(5, Solution((1, 2, 3, 4), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
-    assert stage.master._run.groups[0].moonshot == []
+    harness = Optimising(4)
+    harness.step(MoonshotFinished(0, Solution((1, 2, 3), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    harness.step(MoonshotFinished(5, Solution((1, 2, 3, 4), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    assert harness.master._run.groups[0].moonshot == []
 
 
 def test_few_peers_get_the_best_ring_there_is() -> None:
     for seed in range(10):
-        stage = Optimising(5, seed)
-        stage.vote()
-        stage.measure_all()
-        best = max(stage.slowest((1, *rest)) for rest in itertools.permutations(range(2, 6)))
-        chosen = stage.chosen()
-        assert stage.slowest(chosen.ring) == best
+        harness = Optimising(5, seed)
+        harness.vote()
+        harness.measure_all()
+        best = max(harness.slowest((1, *rest)) for rest in itertools.permutations(range(2, 6)))
+        chosen = harness.chosen()
+        assert harness.slowest(chosen.ring) == best
         if not chosen.kept:
-            stage.change()
-            assert [member.peer for member in stage.record(1).members] == chosen.ring
-        assert len(stage.sent(1, m.CallDone)) == 2
+            harness.change()
+            assert [member.peer for member in harness.record(1).members] == chosen.ring
+        assert len(harness.sent(1, m.CallDone)) == 2
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_few_peers_get_the_best_ring_there_is() -> None:
     ],
 )
 def test_an_invalid_report_evicts_its_sender(report: m.LinkMeasured, why: str) -> None:
-    stage = Optimising(2)
-    stage.vote()
-    stage.step(MessageReceived(1, report))
-    [evicted] = stage.sent(1, m.Evicted)
+    harness = Optimising(2)
+    harness.vote()
+    harness.step(MessageReceived(1, report))
+    [evicted] = harness.sent(1, m.Evicted)
     assert isinstance(evicted, m.Evicted)
     assert why in evicted.reason
 
@@ -205,41 +205,41 @@ def test_an_invalid_report_evicts_its_sender(report: m.LinkMeasured, why: str) -
 def test_it_ends_whatever_fails(seed: int) -> None:
     """Reports that fail, arrive twice or never; peers that die or time out: every waiting peer gets a result."""
     draw = Random(seed)
-    stage = Optimising(5, seed, measure_ms=200)
-    stage.vote()
-    waiting = set(stage.conns)
+    harness = Optimising(5, seed, measure_ms=200)
+    harness.vote()
+    waiting = set(harness.conns)
     since = 0
     for _ in range(400):
-        asked, since = stage.asked(since), len(stage.effects)
-        for conn, order in asked:
-            if conn not in stage.conns:
+        requests, since = harness.requests(since), len(harness.effects)
+        for conn, order in requests:
+            if conn not in harness.conns:
                 continue
             fate = draw.random()
             if fate < 0.6:
-                rate, settled = stage.rates[order.other.peer, conn], draw.random() < 0.7
-                stage.say(conn, m.LinkMeasured(order.test, order.other.peer, rate, 200, settled))
+                rate, settled = harness.rates[order.other.peer, conn], draw.random() < 0.7
+                harness.receive(conn, m.LinkMeasured(order.test, order.other.peer, rate, 200, settled))
             elif fate < 0.75:
-                stage.say(conn, m.LinkMeasured(order.test, order.other.peer, failed="no route"))
-            elif fate < 0.8 and len(stage.conns) > 2:
-                stage.say(conn, m.Leave())
+                harness.receive(conn, m.LinkMeasured(order.test, order.other.peer, failed="no route"))
+            elif fate < 0.8 and len(harness.conns) > 2:
+                harness.receive(conn, m.Leave())
             elif fate < 0.85:
-                stage.say(conn, m.VoteWithdrawn(stage.ballot, 100))
-        for conn in list(stage.conns):
-            seals = stage.sent(conn, m.Seal)
-            records = stage.sent(conn, m.Record)
-            epoch = stage.master._run.groups[0].epoch
-            group = stage.master._run.groups[0]
+                harness.receive(conn, m.VoteWithdrawn(harness.ballot, 100))
+        for conn in list(harness.conns):
+            seals = harness.sent(conn, m.Seal)
+            records = harness.sent(conn, m.Record)
+            epoch = harness.master._run.groups[0].epoch
+            group = harness.master._run.groups[0]
             change = group.change
             if change is not None and group.phase is EpochPhase.SEALING and conn not in change.seals and seals:
-                stage.say(conn, m.Sealed(epoch, []))
+                harness.receive(conn, m.Sealed(epoch, []))
             elif change is not None and group.phase is EpochPhase.ATTACHING and conn not in change.answers and records:
-                stage.say(conn, m.Attached(epoch))
-        stage.wait(50)
-        answered = {conn for conn in waiting for kind in (m.CallDone, m.CallFailed) for each in stage.sent(conn, kind)
-                    if getattr(each, "ballot", 0) == stage.ballot}  # fmt: skip
-        if stage.master._run.optimisation is None and waiting & set(stage.conns) <= answered:
+                harness.receive(conn, m.Attached(epoch))
+        harness.wait(50)
+        answered = {conn for conn in waiting for kind in (m.CallDone, m.CallFailed) for each in harness.sent(conn, kind)
+                    if getattr(each, "ballot", 0) == harness.ballot}  # fmt: skip
+        if harness.master._run.optimisation is None and waiting & set(harness.conns) <= answered:
             return
-    raise AssertionError(f"still waits: {stage.master.waiting(stage.now)}")
+    raise AssertionError(f"still waits: {harness.master.waiting(harness.now)}")
 
 
 def test_the_server_runs_the_search_in_a_process_and_reports_to_the_machine() -> None:
@@ -261,8 +261,8 @@ def test_the_server_runs_the_search_in_a_process_and_reports_to_the_machine() ->
 @pytest.mark.parametrize(("peers", "more"), [(3, 6), (4, 6), (12, 8)])
 def test_links_that_are_never_steady_cost_a_few_rounds_more_and_no_ring(peers: int, more: int) -> None:
     steady, never = Optimising(peers), Optimising(peers)
-    for stage in (steady, never):
-        stage.vote()
+    for harness in (steady, never):
+        harness.vote()
     assert never.measure_all(settled=False) == steady.measure_all() + more
     assert never.chosen() == steady.chosen()
     [notice] = [
@@ -273,14 +273,14 @@ def test_links_that_are_never_steady_cost_a_few_rounds_more_and_no_ring(peers: i
 
 
 def test_the_time_of_a_measurement_is_bounded_by_the_settings() -> None:
-    stage = Optimising(2, measure_ms=300)
-    stage.vote()
-    stage.wait(1_200)
-    assert len(stage.sent(1, m.Measure)) == 1
-    stage.wait(100)
-    assert len(stage.sent(1, m.Measure)) == 2
-    stage.wait(1_300)
-    [failed] = stage.sent(1, m.CallFailed)
+    harness = Optimising(2, measure_ms=300)
+    harness.vote()
+    harness.wait(1_200)
+    assert len(harness.sent(1, m.Measure)) == 1
+    harness.wait(100)
+    assert len(harness.sent(1, m.Measure)) == 2
+    harness.wait(1_300)
+    [failed] = harness.sent(1, m.CallFailed)
     assert isinstance(failed, m.CallFailed)
     assert failed.reason.kind == "topology"
-    assert stage.now == 2_600 * MS
+    assert harness.now == 2_600 * MS

@@ -105,7 +105,7 @@ class WakefulEngine(BrokenEngine):
 
 
 class FailingNode:
-    """The node of a peer that fails whatever is asked of it."""
+    """The node of a peer of which every method fails."""
 
     def __init__(self) -> None:
         self.ticked = threading.Event()

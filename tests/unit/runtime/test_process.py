@@ -1,4 +1,4 @@
-"""A program that takes long is asked in a process of its own, which never outlives the question."""
+"""A long computation runs in a process of its own, which never outlives the call."""
 
 import asyncio
 import json

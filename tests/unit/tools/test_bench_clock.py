@@ -1,4 +1,4 @@
-"""The clock benchmark: an error that was put in is found, and a run has all its figures."""
+"""The clock benchmark: an injected error is found, and a run has all its figures."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ INSTANTS_NS = [ANCHOR + SECOND + step * 40_000_000 for step in range(101)]
 
 
 def perfect(node: int, *, error_ns: int = 0, bound_ns: int = 5, rate_error: float = 0.0) -> NodeClock:
-    """The mapping to raw time as global time, exact at the middle of the instants but for what is put in."""
+    """The mapping to raw time as global time, exact at the middle of the instants except for what is injected."""
     middle = INSTANTS_NS[50]
     drift = CLOCKS[node].drift_ppb / 1e9
     return NodeClock(
@@ -46,7 +46,7 @@ def perfect(node: int, *, error_ns: int = 0, bound_ns: int = 5, rate_error: floa
     )
 
 
-def made_up(alpha_pair: tuple[int, int], forward_ns: list[int], backward_ns: list[int]) -> Sample:
+def sample_with_delays(alpha_pair: tuple[int, int], forward_ns: list[int], backward_ns: list[int]) -> Sample:
     """A window in which packets took exactly so long: first from node `alpha_pair[0]` to the other, then back."""
     src, dst = (CLOCKS[node] for node in alpha_pair)
     rows = []
@@ -93,7 +93,7 @@ def test_exact_clocks_have_no_error() -> None:
     assert found.outside == 0
 
 
-def test_an_error_that_was_put_in_is_found() -> None:
+def test_an_injected_error_is_found() -> None:
     found = node_errors([perfect(1), perfect(2, error_ns=700)], 1, CLOCKS, INSTANTS_NS)
     assert np.abs(found.errors - 700).max() <= 1
 
@@ -124,7 +124,7 @@ def test_without_any_clock_there_is_no_error_to_look_at() -> None:
 
 @pytest.mark.parametrize("pair", [(1, 2), (2, 1)])
 def test_the_true_line_of_an_edge_is_that_of_its_clocks(pair: tuple[int, int]) -> None:
-    sample = made_up(pair, [1_000], [1_000])
+    sample = sample_with_delays(pair, [1_000], [1_000])
     src, dst = (CLOCKS[node] for node in pair)
     for raw_ns in (ANCHOR, ANCHOR + 7 * SECOND, ANCHOR + 60 * SECOND):
         truth = sample.truth(src.at(raw_ns)) + sample.offset_ns
@@ -133,13 +133,13 @@ def test_the_true_line_of_an_edge_is_that_of_its_clocks(pair: tuple[int, int]) -
 
 @pytest.mark.parametrize("pair", [(1, 2), (2, 1)])
 def test_the_floors_are_the_shortest_true_delays_of_each_direction(pair: tuple[int, int]) -> None:
-    sample = made_up(pair, [9_000, 5_000, 70_000], [3_000, 1_000, 2_000])
+    sample = sample_with_delays(pair, [9_000, 5_000, 70_000], [3_000, 1_000, 2_000])
     assert floors_ns(sample) == (pytest.approx(5_000, abs=3), pytest.approx(1_000, abs=3))
     assert asymmetry_ns(sample) == pytest.approx(2_000, abs=3)
 
 
 def test_packets_that_were_filtered_do_not_count_for_the_floor() -> None:
-    sample = made_up((1, 2), [5_000, 9_000], [1_000, 1_000])
+    sample = sample_with_delays((1, 2), [5_000, 9_000], [1_000, 1_000])
     sample.window.kept[0] = BACKWARD_KEPT
     assert floors_ns(sample)[0] == pytest.approx(9_000, abs=3)
     sample.window.kept[:] = FORWARD_KEPT
@@ -155,13 +155,13 @@ def corridor(sample: Sample, *, off_ns: int = 0, tilt: float = 0.0, high_ns: int
 
 
 def test_a_corridor_that_holds_the_truth_is_not_counted() -> None:
-    sample = made_up((1, 2), [1_000], [1_000])
+    sample = sample_with_delays((1, 2), [1_000], [1_000])
     assert edge_outside(sample, corridor(sample)) == 0
     assert edge_outside(sample, corridor(sample, off_ns=90)) == 0
 
 
 def test_a_corridor_that_misses_the_truth_is_counted_at_each_instant() -> None:
-    sample = made_up((1, 2), [1_000], [1_000])
+    sample = sample_with_delays((1, 2), [1_000], [1_000])
     assert edge_outside(sample, corridor(sample, off_ns=110)) == INSTANTS
     assert edge_outside(sample, corridor(sample, off_ns=-110)) == INSTANTS
     assert edge_outside(sample, corridor(sample, off_ns=-110, high_ns=120)) == 0
@@ -170,14 +170,14 @@ def test_a_corridor_that_misses_the_truth_is_counted_at_each_instant() -> None:
 
 
 def test_a_fit_that_was_refused_promises_nothing() -> None:
-    sample = made_up((1, 2), [1_000], [1_000])
+    sample = sample_with_delays((1, 2), [1_000], [1_000])
     assert edge_outside(sample, EdgeFit(1, 2, refused="fewer than 10 pairs")) == 0
 
 
 def test_a_short_run_has_all_figures_and_its_bounds_hold() -> None:
     pytest.importorskip("ringfold._native")
-    asked = ["clock", "--nodes", "3", "--rounds", "1", "--window-ms", "300", "--columns", "idle", "--seeds", "1"]
-    ended = CliRunner().invoke(app, [*asked, "--json"])
+    arguments = ["clock", "--nodes", "3", "--rounds", "1", "--window-ms", "300", "--columns", "idle", "--seeds", "1"]
+    ended = CliRunner().invoke(app, [*arguments, "--json"])
     assert ended.exit_code == 0, ended.output
     printed = json.loads(ended.stdout)
     nodes, *estimators = printed["figures"]
@@ -196,8 +196,8 @@ def test_a_short_run_has_all_figures_and_its_bounds_hold() -> None:
 
 def test_the_text_has_a_table_of_nodes_and_one_line_a_column_for_the_estimators() -> None:
     pytest.importorskip("ringfold._native")
-    asked = ["clock", "--nodes", "2", "--rounds", "1", "--window-ms", "200", "--columns", "idle", "--seeds", "0"]
-    ended = CliRunner().invoke(app, asked, env={"COLUMNS": "160", "NO_COLOR": "1"})
+    arguments = ["clock", "--nodes", "2", "--rounds", "1", "--window-ms", "200", "--columns", "idle", "--seeds", "0"]
+    ended = CliRunner().invoke(app, arguments, env={"COLUMNS": "160", "NO_COLOR": "1"})
     assert ended.exit_code == 0, ended.output
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert ["column", "auto", "quantile", "hull", "svm", "least-squares", "min-rtt", "enough"] in lines

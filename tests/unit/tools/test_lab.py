@@ -203,22 +203,22 @@ AGAIN = LabCommand(name="again", host="b", arguments=("x",), background=True, re
 
 def effects_of(script: Script, *events: tuple[float, Event]) -> list[Effect]:
     """What comes of the last event."""
-    story, effects = Timeline(script), list[Effect]()
+    timeline, effects = Timeline(script), list[Effect]()
     for at_s, event in events:
-        effects = story.step(round(at_s * S), event)
+        effects = timeline.step(round(at_s * S), event)
     return effects
 
 
 def test_commands_and_changes_happen_at_their_time() -> None:
     change = Change(path="fast", rate=5)
-    story = Timeline(Script((ONE, LATE), (ScriptEvent(2 * S, change),)))
-    assert story.next_ns() == 0
-    assert story.step(0, Tick()) == [Start(ONE)]
-    assert story.next_ns() == 2 * S
-    assert story.step(2 * S - 1, Tick()) == []
-    assert story.step(2 * S, Tick()) == [change]
-    assert story.step(6 * S, Tick()) == [Start(LATE)]
-    assert story.next_ns() is None
+    timeline = Timeline(Script((ONE, LATE), (ScriptEvent(2 * S, change),)))
+    assert timeline.next_ns() == 0
+    assert timeline.step(0, Tick()) == [Start(ONE)]
+    assert timeline.next_ns() == 2 * S
+    assert timeline.step(2 * S - 1, Tick()) == []
+    assert timeline.step(2 * S, Tick()) == [change]
+    assert timeline.step(6 * S, Tick()) == [Start(LATE)]
+    assert timeline.next_ns() is None
 
 
 def test_the_last_end_in_the_foreground_ends_the_lab_and_what_is_in_the_background() -> None:
@@ -254,26 +254,26 @@ def test_a_signal_to_a_command_that_has_ended_is_left_out() -> None:
 
 
 def test_a_command_with_restart_comes_back_until_the_lab_ends() -> None:
-    story = Timeline(Script((ONE, AGAIN)))
-    story.step(0, Tick())
-    assert story.step(S, CommandEnded("again", 1)) == []
-    assert story.next_ns() == S + RESTART_NS
-    assert story.step(S + RESTART_NS, Tick()) == [Start(AGAIN)]
-    story.step(3 * S, CommandEnded("again", 1))
-    assert story.step(3 * S, CommandEnded("one", 0))[-1] == Over(0, "all commands in the foreground have ended")
+    timeline = Timeline(Script((ONE, AGAIN)))
+    timeline.step(0, Tick())
+    assert timeline.step(S, CommandEnded("again", 1)) == []
+    assert timeline.next_ns() == S + RESTART_NS
+    assert timeline.step(S + RESTART_NS, Tick()) == [Start(AGAIN)]
+    timeline.step(3 * S, CommandEnded("again", 1))
+    assert timeline.step(3 * S, CommandEnded("one", 0))[-1] == Over(0, "all commands in the foreground have ended")
 
 
 def test_what_does_not_end_by_itself_is_killed_after_a_moment() -> None:
-    story = Timeline(Script((ONE,), end_ns=4 * S))
-    story.step(0, Tick())
-    assert story.next_ns() == 4 * S
-    ending, kill = story.step(4 * S, Tick())
+    timeline = Timeline(Script((ONE,), end_ns=4 * S))
+    timeline.step(0, Tick())
+    assert timeline.next_ns() == 4 * S
+    ending, kill = timeline.step(4 * S, Tick())
     assert isinstance(ending, Ending)
     assert kill == Kill("one", TERM)
-    assert story.next_ns() == 4 * S + GRACE_NS
-    assert story.step(4 * S + GRACE_NS, Tick()) == [Kill("one", KILL)]
-    assert story.next_ns() is None
-    (over,) = story.step(8 * S, CommandEnded("one", -KILL))
+    assert timeline.next_ns() == 4 * S + GRACE_NS
+    assert timeline.step(4 * S + GRACE_NS, Tick()) == [Kill("one", KILL)]
+    assert timeline.next_ns() is None
+    (over,) = timeline.step(8 * S, CommandEnded("one", -KILL))
     assert isinstance(over, Over)
     assert over.status == 0
 

@@ -74,12 +74,12 @@ def test_a_fault_that_is_not_possible_is_drawn_again_and_not_counted() -> None:
         [SoakFault("never", 100.0, lambda now: False), SoakFault("ever", 0.01, lambda now: True)],
         np.random.default_rng(1),
     )
-    assert {faults.strike(0) for _ in range(20)} == {"ever"}
+    assert {faults.inject(0) for _ in range(20)} == {"ever"}
     assert faults.counts == {"ever": 20}
 
 
 def test_where_nothing_is_possible_nothing_is_done() -> None:
-    assert FaultSchedule([SoakFault("never", 1.0, lambda now: False)], np.random.default_rng(1)).strike(0) is None
+    assert FaultSchedule([SoakFault("never", 1.0, lambda now: False)], np.random.default_rng(1)).inject(0) is None
 
 
 def test_what_ends_a_fault_is_done_when_it_is_due_and_once() -> None:
@@ -87,9 +87,9 @@ def test_what_ends_a_fault_is_done_when_it_is_due_and_once() -> None:
     faults = FaultSchedule([], np.random.default_rng(1))
     faults.later(20, lambda: done.append("late"))
     faults.later(10, lambda: done.append("early"))
-    assert faults.settle(15)
+    assert faults.run_due(15)
     assert done == ["early"]
-    assert not faults.settle(25)
+    assert not faults.run_due(25)
     assert done == ["early", "late"]
 
 

@@ -307,8 +307,9 @@ def test_random_fixed_frames_raise_nothing_but_the_one_error(body: bytes) -> Non
 def test_the_layouts_are_what_native_code_was_written_for() -> None:
     """These sizes are in C++ too; a change must change both and raise the protocol version."""
     assert {
-        name: getattr(frames, name).size for name in ("_HEAD", "_BEAT", "_REPORT", "_ANNOUNCED", "_DONE", "_EVIDENCE")
-    } == {"_HEAD": 5, "_BEAT": 16, "_REPORT": 42, "_ANNOUNCED": 21, "_DONE": 77, "_EVIDENCE": 30}
+        name: getattr(frames, name).size
+        for name in ("_HEAD", "_HEARTBEAT_NUMBERS", "_REPORT", "_ANNOUNCED", "_DONE", "_EVIDENCE")
+    } == {"_HEAD": 5, "_HEARTBEAT_NUMBERS": 16, "_REPORT": 42, "_ANNOUNCED": 21, "_DONE": 77, "_EVIDENCE": 30}
 
 
 # Proofs

@@ -2,7 +2,7 @@
 
 The machine (`syncing.py`) names blocks, and this file reads, verifies and writes their bytes:
 
-    ExpectBlocks   tell the engine where the blocks of a batch belong
+    ExpectBlocks   give the engine the places of the blocks of a batch
     WriteBlocks    a batch has arrived: verify it, copy it to a device, and report `BlocksWritten`
     SendBlocks     read blocks, verify them, and give them to the engine; `BlocksChanged` if one has another hash
 

@@ -1,7 +1,7 @@
 """Runs a script in a lab: starts commands, reads their lines, changes cables, and shows all of it as it happens.
 
 One thread waits for everything: lines from the commands, their ends (as descriptors of processes), signals to us, and
-the story's next instant. Commands have sessions of their own, so Ctrl-C on the terminal reaches only this process,
+the timeline's next instant. Commands have sessions of their own, so Ctrl-C on the terminal reaches only this process,
 which ends them in good order; a second one ends them at once.
 """
 

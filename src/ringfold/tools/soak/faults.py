@@ -18,7 +18,7 @@ class SoakFault(NamedTuple):
 
     name: str
     weight: float
-    strike: Callable[[int], bool]
+    inject: Callable[[int], bool]
     """Injects it, at this time (ns); returns whether it was possible."""
 
 
@@ -34,13 +34,13 @@ class FaultSchedule:
         """More that may happen from now on."""
         self._faults += faults
 
-    def strike(self, now_ns: int) -> str | None:
+    def inject(self, now_ns: int) -> str | None:
         """One fault, drawn by weight among those that are possible; its name, or None if none was."""
         left = list(self._faults)
         while left:
             weights = np.array([fault.weight for fault in left])
             fault = left.pop(int(self._random.choice(len(left), p=weights / weights.sum())))
-            if fault.strike(now_ns):
+            if fault.inject(now_ns):
                 self.counts[fault.name] += 1
                 return fault.name
         return None
@@ -49,7 +49,7 @@ class FaultSchedule:
         """Schedule what ends a fault (SIGCONT, a restart)."""
         self._later.append((at_ns, action))
 
-    def settle(self, now_ns: int) -> bool:
+    def run_due(self, now_ns: int) -> bool:
         """Do what is due; returns whether anything is still to come."""
         due = [entry for entry in self._later if entry[0] <= now_ns]
         for entry in due:

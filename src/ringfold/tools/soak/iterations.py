@@ -138,11 +138,11 @@ class IterationSoak:
                 self._sample()
                 next_sample_ns = now_ns + int(SAMPLE_S * S)
             if now_ns >= next_fault_ns:
-                self.faults.strike(now_ns)
+                self.faults.inject(now_ns)
                 next_fault_ns = now_ns + int(self._every_s * S)
             self._watch(0.1)
             on_change((now_ns - began_ns) / S)
-        self._watch_until(lambda: not self.faults.settle(monotonic_ns()))
+        self._watch_until(lambda: not self.faults.run_due(monotonic_ns()))
         self._watch_until(self._are_together)
         self._end()
         return self._outcome
@@ -271,7 +271,7 @@ class IterationSoak:
             if (got := self._cluster.receive(left_ns / S)) is not None:
                 self._note(*got)
         now_ns = monotonic_ns()
-        self.faults.settle(now_ns)
+        self.faults.run_due(now_ns)
         for world, life in list(self._lives.values()):
             if not life.is_frozen and now_ns > life.deadline_ns:
                 raise self._hang(world, life)

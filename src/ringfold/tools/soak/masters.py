@@ -7,7 +7,7 @@
 
 Faults may overlap: the new leader may be killed while the old one is still frozen. Then no master leads for a while. A
 new leader waits for members that died with the old one (10 s), and steps need a leader. So that the run makes progress
-at all, masters are left alone after `MAX_STRIKES` faults, until the run has made a step again.
+at all, masters are left alone after `MAX_MASTER_FAULTS` faults, until the run has made a step again.
 """
 
 import os
@@ -27,7 +27,7 @@ from ringfold.wire.messages import Status
 LEASE_S = 2.0
 MAX_AWAY_S = 4.0
 """How long a master stays dead at most."""
-MAX_STRIKES = 2
+MAX_MASTER_FAULTS = 2
 AFTERMATH_NS = 500_000_000
 """A step that is reported so soon after a fault may have been made before it."""
 ASK_S = 0.5
@@ -60,7 +60,7 @@ class SoakMasters:
         self.masters = [SoakMaster(f"127.0.0.1:{free_port()}", f"master-{letter}") for letter in "ab"]
         self.where = ",".join(master.address for master in self.masters)
         self.pids: set[int] = set()
-        self._strikes = self._struck_ns = 0
+        self._faults_since_step = self._last_fault_ns = 0
 
     def start(self) -> None:
         """The first one leads when this returns; the second one begins."""
@@ -81,24 +81,24 @@ class SoakMasters:
 
     def stepped(self, now_ns: int) -> None:
         """The run goes on: a step was reported."""
-        if now_ns > self._struck_ns + AFTERMATH_NS:
-            self._strikes = 0
+        if now_ns > self._last_fault_ns + AFTERMATH_NS:
+            self._faults_since_step = 0
 
     def faults(self, faults: FaultSchedule) -> list[SoakFault]:
         """What can be done to them. What ends a fault is left with `faults`."""
 
         def leader() -> SoakMaster | None:
-            found = self.status() if self._strikes < MAX_STRIKES else None
+            found = self.status() if self._faults_since_step < MAX_MASTER_FAULTS else None
             return None if found is None else found[0]
 
-        def counted(strike: Callable[[int], bool]) -> Callable[[int], bool]:
-            def strike_and_count(now_ns: int) -> bool:
-                if not strike(now_ns):
+        def counted(inject: Callable[[int], bool]) -> Callable[[int], bool]:
+            def inject_and_count(now_ns: int) -> bool:
+                if not inject(now_ns):
                     return False
-                self._strikes, self._struck_ns = self._strikes + 1, now_ns
+                self._faults_since_step, self._last_fault_ns = self._faults_since_step + 1, now_ns
                 return True
 
-            return strike_and_count
+            return inject_and_count
 
         def kill_leader(now_ns: int) -> bool:
             if (master := leader()) is None:

@@ -152,12 +152,12 @@ class PeerSoak:
                 self._sample()
                 next_sample_ns = now_ns + int(SAMPLE_S * S)
             if now_ns >= next_action_ns:
-                self._faults.strike(now_ns)
+                self._faults.inject(now_ns)
                 self.tally.count_master_faults(self._faults)
                 next_action_ns = now_ns + int(self._every_s * S)
             self._watch(0.1)
             on_change((now_ns - began_ns) / S)
-        self._watch_until(lambda: not self._faults.settle(monotonic_ns()))
+        self._watch_until(lambda: not self._faults.run_due(monotonic_ns()))
         self._watch_until(self._all_step)
         outcome = PeerSoakOutcome(
             self.tally, minutes, self._seed, samples=self._samples, master_samples=self._master_samples
@@ -230,7 +230,7 @@ class PeerSoak:
             if (got := self._cluster.receive(left_ns / S)) is not None:
                 self._note(*got)
         now_ns = monotonic_ns()
-        self._faults.settle(now_ns)
+        self._faults.run_due(now_ns)
         for peer in self.peers.values():
             if peer.frozen_until_ns is not None:
                 if now_ns >= peer.frozen_until_ns:

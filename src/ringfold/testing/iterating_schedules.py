@@ -1,8 +1,9 @@
-"""Stories for the global iteration, drawn from a seed; and one crash at every operation.
+"""Schedules for the global iteration, drawn from a seed; and one crash at every operation.
 
-Half of the drawn stories have one life end at one store operation, drawn from all that a rank makes in its first
-seconds, before or after it is carried out; `every_crash` goes through all of them for a small story. The rest of a
-story is drawn freely. A store that goes back is a story of its own: a life that is cut off all the while cannot know.
+Half of the drawn schedules have one life end at one store operation, drawn from all that a rank makes in its first
+seconds, before or after it is carried out; `every_crash` goes through all of them for a small schedule. The rest of a
+schedule is drawn freely. A store that goes back is a schedule of its own: a life that is cut off all the while cannot
+know.
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ _OPERATIONS = 60
 
 
 def draw(seed: int) -> IterationSchedule:
-    """The story of a seed."""
+    """The schedule of a seed."""
     rng = Random(f"{seed}/story")
     world = rng.choice((1, 2, 2, 3, 3, 3, 4, 5))
     quorum: Quorum | None = rng.choice((None, None, "majority"))
@@ -71,37 +72,37 @@ def _going_back(rng: Random) -> tuple[Trouble, ...]:
     return (Trouble(kind="restore", at_ms=rng.randrange(300, _WITHIN_MS // 2), for_ms=rng.randrange(2_500, 5_000)),)
 
 
-def run_story(seed: int, echo: Callable[[str], None] | None = None) -> ScheduleResult:
-    """Run the story of a seed; raises SimulationFailure when a promise is broken."""
+def run_schedule(seed: int, echo: Callable[[str], None] | None = None) -> ScheduleResult:
+    """Run the schedule of a seed; raises SimulationFailure on a violation."""
     return Simulated(draw(seed), echo=echo).run()
 
 
-def every_crash(story: IterationSchedule) -> Iterator[IterationSchedule]:
-    """The same story again and again, with a crash at every operation of every rank, before and after it."""
-    calm = Simulated(story)
+def every_crash(schedule: IterationSchedule) -> Iterator[IterationSchedule]:
+    """The same schedule again and again, with a crash at every operation of every rank, before and after it."""
+    calm = Simulated(schedule)
     calm.run()
     for rank, count in sorted(calm.operations.items()):
         for number in range(1, count + 1):
-            yield _with_crash(story, rank, number, "crash")
-            yield _with_crash(story, rank, number, "crash after")
+            yield _with_crash(schedule, rank, number, "crash")
+            yield _with_crash(schedule, rank, number, "crash after")
 
 
-def _with_crash(story: IterationSchedule, rank: int, number: int, moment: Moment) -> IterationSchedule:
-    return replace(story, crash_at=(rank, number, moment))
+def _with_crash(schedule: IterationSchedule, rank: int, number: int, moment: Moment) -> IterationSchedule:
+    return replace(schedule, crash_at=(rank, number, moment))
 
 
-# Many stories at once: `python -m ringfold.testing --iterations`
+# Many schedules at once: `python -m ringfold.testing --iterations`
 
 _BATCH = 25
 
 
 def run(*, first: int, count: int, jobs: int, console: Console) -> int:
-    """Run many stories and show what they came to; 1 if something is wrong."""
+    """Run many schedules and show what they came to; 1 if something is wrong."""
     counts: Counter[str] = Counter()
     failures: list[SimulationFailure] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("stories", total=count)
+        task = progress.add_task("schedules", total=count)
         for outcomes in _batches(range(first, first + count), jobs):
             progress.advance(task, len(outcomes))
             for outcome in outcomes:
@@ -110,7 +111,7 @@ def run(*, first: int, count: int, jobs: int, console: Console) -> int:
                     console.print(f"[red]violation[/red] {outcome.text} [dim](seed {outcome.seed})[/dim]")
                 else:
                     _count(counts, outcome)
-    table = Table(title=f"{count} stories of the global iteration from {first}", show_header=False)
+    table = Table(title=f"{count} schedules of the global iteration from {first}", show_header=False)
     for what, number in sorted(counts.items()):
         table.add_row(what, f"{number:,}")
     table.add_row("violations", f"[red]{len(failures)}[/red]" if failures else "[green]0[/green]")
@@ -121,11 +122,11 @@ def run(*, first: int, count: int, jobs: int, console: Console) -> int:
 
 
 def replay(seed: int, *, trace: bool, console: Console) -> int:
-    """Run one story again."""
+    """Run one schedule again."""
     echo = (lambda line: console.print(line, markup=False, highlight=False)) if trace else None
     console.print(str(draw(seed)), markup=False, highlight=False)
     try:
-        console.print(str(run_story(seed, echo)), markup=False, highlight=False)
+        console.print(str(run_schedule(seed, echo)), markup=False, highlight=False)
     except SimulationFailure as failure:
         console.print(str(failure), markup=False, highlight=False)
         return 1
@@ -133,11 +134,11 @@ def replay(seed: int, *, trace: bool, console: Console) -> int:
 
 
 def run_batch(seeds: Sequence[int]) -> list[ScheduleResult | SimulationFailure]:
-    """Some stories; a broken promise is an outcome too."""
+    """Some schedules; a violation is an outcome too."""
     outcomes: list[ScheduleResult | SimulationFailure] = []
     for seed in seeds:
         try:
-            outcomes.append(run_story(seed))
+            outcomes.append(run_schedule(seed))
         except SimulationFailure as failure:
             outcomes.append(failure)
     return outcomes
