@@ -231,10 +231,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
     parser.add_argument("--iterations", action="store_true", help="schedules of the global iteration over a store")
-    parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
-    parser.add_argument("--stalls", action="store_true", help="programs hang, are slow, or are busy, besides")
+    parser.add_argument("--failover", action="store_true", help="also lose and replace masters")
+    parser.add_argument("--stalls", action="store_true", help="also let programs hang, be slow, or be busy")
     parser.add_argument("--resume", action="store_true", help="all peers are killed, and come back")
-    parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost besides")
+    parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost, too")
     parser.add_argument("--shares", action="store_true", help="fixed shares of paths, which break and come back")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # the logs of programs are not shown here

@@ -159,7 +159,7 @@ def _advice(seed: int, peers: int, paths: int) -> list[Fault]:
 
 
 def draw_failover(seed: int, base: Setup | None = None) -> Scenario:
-    """The scenario of a seed in which masters are lost and replaced, beside everything else that happens in it."""
+    """The scenario of a seed in which masters are lost and replaced, besides everything else that happens in it."""
     scenario = draw(seed, base)
     rng = Random(f"masters {seed}")
     settings = replace(scenario.setup.settings, return_ms=2_500)
@@ -172,7 +172,7 @@ def draw_failover(seed: int, base: Setup | None = None) -> Scenario:
 
 
 def draw_stalls(seed: int, base: Setup | None = None) -> Scenario:
-    """The scenario of a seed in which programs hang, or are slow, beside what else happens in it."""
+    """The scenario of a seed in which programs hang, or are slow, in addition to other faults."""
     rng = Random(f"stalls {seed}")
     scenario = next(each for each in (draw(number, base) for number in count(seed)) if isinstance(each.work, Training))
     assert isinstance(scenario.work, Training)

@@ -1,9 +1,9 @@
 """Several runs on one master: what is drawn for them, and the checks that they are isolated.
 
-One seed is a scenario of masters that are lost (`scenario.draw_failover`) in the default run, and beside it one or two
-small runs with names of their own, on the same masters. Each run has its own checkers, and all of them count peers and
-epochs from one: a message that reaches a peer of another run breaks an invariant of that run. A fault in
-one run may not cost another run a member.
+One seed is a scenario of masters that are lost (`scenario.draw_failover`) in the default run, and one or two small runs
+with names of their own, on the same masters. Each run has its own checkers, and all of them count peers and epochs from
+one: a message that reaches a peer of another run breaks an invariant of that run. A fault in one run may not cost
+another run a member.
 
 A named run that has finished admits no peer: a peer that comes too late is refused with that reason, which is checked
 as well.
@@ -30,7 +30,7 @@ from ringfold.wire.notices import RunBegun, RunEnded
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ExtraRun:
     """One more run: its peers and their program, and which of them are killed, and when."""
 
     name: str
@@ -44,13 +44,13 @@ class Beside:
         return training(self.work) if isinstance(self.work, Training) else looping(self.work)
 
 
-def draw_beside(seed: int) -> list[Beside]:
-    """The runs beside the default one."""
+def draw_extra_runs(seed: int) -> list[ExtraRun]:
+    """The runs in addition to the default one."""
     rng = Random(f"beside {seed}")
     return [_draw(rng, seed, f"run-{number}") for number in range(1, rng.choice((2, 2, 3)))]
 
 
-def _draw(rng: Random, seed: int, name: str) -> Beside:
+def _draw(rng: Random, seed: int, name: str) -> ExtraRun:
     peers, think_ms = rng.choice((2, 2, 3)), rng.choice((0.0, 2.0, 10.0))
     work: Training | Looping
     if rng.random() < 0.5:
@@ -59,7 +59,7 @@ def _draw(rng: Random, seed: int, name: str) -> Beside:
         work = Looping(seed=seed, until=rng.randint(4, 15), check_every=rng.choice((1, 3)), size=60, think_ms=think_ms)
     is_killed = rng.random() < 0.5
     kills = tuple((peer, rng.uniform(0, 300)) for peer in rng.sample(range(peers), rng.randint(1, peers)) if is_killed)
-    return Beside(name, peers, work, kills, rng.choice((20, 300)))
+    return ExtraRun(name, peers, work, kills, rng.choice((20, 300)))
 
 
 class SeveralMaster(SimMaster):
@@ -83,24 +83,24 @@ class SeveralMaster(SimMaster):
 
 def run_several(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
     """Run one seed of several runs; a violation raises SimulationFailure."""
-    scenario, beside = draw_failover(seed, base or Setup(shell=SeveralMaster)), draw_beside(seed)
+    scenario, extra_runs = draw_failover(seed, base or Setup(shell=SeveralMaster)), draw_extra_runs(seed)
     sim = Simulation(seed, scenario.setup, echo=echo)
     try:
-        return _run(sim, scenario, beside)
+        return _run(sim, scenario, extra_runs)
     except SimulationFailure as failure:
         raise SimulationFailure(failure.seed, failure.text, failure.tail, "--runs") from failure
 
 
-def _run(sim: Simulation, scenario: Scenario, beside: list[Beside]) -> Outcome:
+def _run(sim: Simulation, scenario: Scenario, extra_runs: list[ExtraRun]) -> Outcome:
     sim.rejoin, sim.judges_evictions = scenario.rejoin, True
-    for other in beside:
+    for other in extra_runs:
         sim.book(other.name)
     cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=scenario.program)
     for fault in scenario.plan:
         faults.inject(sim, fault)
     for master_fault in scenario.masters:
         inject_master(sim, master_fault)
-    for other in beside:
+    for other in extra_runs:
         members = sim.cluster(other.peers, program=other.program, within_ms=other.within_ms, run=other.name).peers
         for peer, at_ms in other.kills:
             sim.touched.add(members[peer].name)
