@@ -27,7 +27,7 @@ from ringfold.peer.communicator import Communicator
 from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
 from ringfold.peer.engine import Array
 from ringfold.peer.machine import PeerMachine
-from ringfold.peer.outcome import again
+from ringfold.peer.outcome import copy_error
 from ringfold.peer.session import Session
 from ringfold.runtime import threads
 from ringfold.runtime.sigterm import Sigterm
@@ -332,7 +332,7 @@ class SimSession:
     def check_usable(self, operation: str) -> None:
         if self.machine.ended:
             left = UsageError(f"{operation}: this peer has left the run")
-            raise left if self.error is None else again(self.error)
+            raise left if self.error is None else copy_error(self.error)
 
     def close(self) -> None:
         """Leave. A communicator that is garbage calls this too, from anywhere."""

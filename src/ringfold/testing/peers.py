@@ -49,7 +49,7 @@ from ringfold.peer.events import (
     Tick,
 )
 from ringfold.peer.machine import PeerMachine
-from ringfold.peer.outcome import again, error_of, error_of_op
+from ringfold.peer.outcome import copy_error, error_of, error_of_op
 from ringfold.peer.settings import Identity
 from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.state.shared import SharedState
@@ -356,7 +356,9 @@ class SimPeer:
     ) -> int:
         """Wait in a run-wide call, in a sync, or for the answer to a question; its ballot."""
         if self.machine.ended:
-            raise again(self.ended_with) if self.ended_with is not None else UsageError("this peer has left the run")
+            raise (
+                copy_error(self.ended_with) if self.ended_with is not None else UsageError("this peer has left the run")
+            )
         self._ballot += 1
         final = timeout_ms != USUAL_TIMEOUT_MS or question is not None
         self._asked = question
