@@ -1,4 +1,4 @@
-"""`are_peers_pending`: every question has one answer, whoever asks first. Pure.
+"""`are_peers_pending`: every question has one answer, whichever peer sends it first. Pure.
 
 All peers ask at the same points of their programs, but at different times; in between a peer may register. So a
 question has a name that all peers give it: the number of the last run-wide call that changed members or rings

@@ -5,10 +5,10 @@ the new epoch is installed everywhere; the program does not notice. The master k
 vote that crosses its answer on the wire does no harm. A vote for a sync is used up by the master's plan: from then on
 the call waits for the end of the sync, whatever happens to epochs.
 
-The next step of a program depends on facts that must be the same on every member. `are_peers_pending` compares a count
-that an op carried with the count up to which everybody was settled when the epoch of the op was made. Both numbers come
-from records and from the answers to calls, never from what this peer happened to receive by now. A thread that has seen
-no op since the last run-wide call, or a peer that is alone or in one of several groups, asks the master a numbered
+The next step of a program depends on facts that must be the same on every member. `are_peers_pending` compares the
+registrations that an op carried with those that were settled when the epoch of the op was made. Both numbers come from
+records and from the answers to calls, never from what this peer happened to receive by now. A thread that has seen no
+op since the last run-wide call, or a peer that is alone or in one of several groups, asks the master a numbered
 question, which has the same answer for all peers.
 
 If the master is lost, this peer sends the next one what that one cannot know: answers that other peers may not have

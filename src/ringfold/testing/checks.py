@@ -58,7 +58,7 @@ class History:
         self.rings: dict[tuple[int, int], list[int]] = {}
         self.committed: dict[OpKey, dict[int, Call]] = {}
         self.answers: dict[tuple[OpKey, int], dict[int, bool]] = {}
-        self.told_by_master: dict[PendingQuestion, dict[int, bool]] = {}
+        self.answers_of_master: dict[PendingQuestion, dict[int, bool]] = {}
         self.aborted = 0
 
     # What nodes report
@@ -123,11 +123,11 @@ class History:
             self.answers.setdefault((known.returned, known.calls), {})[peer] = pending
         known.calls += 1
 
-    def told(self, peer: int, question: PendingQuestion, pending: bool) -> None:
+    def answered_by_master(self, peer: int, question: PendingQuestion, pending: bool) -> None:
         """The master has answered a peer's question."""
-        told = self.told_by_master.setdefault(question, {})
-        told[peer] = pending
-        others = sorted(other for other, answer in told.items() if answer != pending and not self.peers[other].over)
+        answers = self.answers_of_master.setdefault(question, {})
+        answers[peer] = pending
+        others = sorted(other for other, answer in answers.items() if answer != pending and not self.peers[other].over)
         if others:
             raise Violation(
                 f"question {question.number} since call {question.call}: are_peers_pending answered {pending} at peer "

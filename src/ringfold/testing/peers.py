@@ -383,7 +383,7 @@ class SimPeer:
             action()
 
     def pending_here(self) -> bool | None:
-        """Whether somebody is pending, where this peer can tell by itself; None if the master must be asked."""
+        """Whether peers are pending, if this peer knows it without the master; else None."""
         # The rule of `Communicator.are_peers_pending`.
         last = self._last_op
         facts = None if last is None else self.machine.facts[last.epoch]
@@ -409,7 +409,7 @@ class SimPeer:
             self.book.history.answered(self.peer, outcome.pending)
             if self._asked is not None:
                 self._questions = self._asked.number
-                self.book.history.told(self.peer, self._asked, outcome.pending)
+                self.book.history.answered_by_master(self.peer, self._asked, outcome.pending)
         return outcome.pending
 
     def cut_off(self) -> None:

@@ -115,7 +115,7 @@ class OptimizeTopology:
 
 @dataclass(frozen=True, slots=True)
 class ArePending:
-    """Whether somebody waits to be admitted: the same answer on every peer at the same point of the program.
+    """Whether peers wait to be admitted: the same answer on every peer at the same point of the program.
 
     Legal while ops are in flight.
     """

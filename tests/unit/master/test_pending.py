@@ -1,4 +1,4 @@
-"""One answer to every question about pending peers, whoever asks first."""
+"""One answer to every question about pending peers, whichever peer asks first."""
 
 import itertools
 from random import Random
