@@ -42,7 +42,7 @@ class _Peer:
     settled: int = 0
     """The newest epoch whose verdicts it received."""
     returned: OpKey | None = None
-    calls: int = 0
+    pending_calls: int = 0
     """How often it called are_peers_pending since an op returned."""
     gone: bool = False
     """Killed or evicted: it does not survive its last epoch."""
@@ -106,7 +106,7 @@ class History:
         """The program goes on after a call: this is where it stands now."""
         if call.outcome == "ok":
             known = self.peers[call.peer]
-            known.returned, known.calls = _key(call), 0
+            known.returned, known.pending_calls = _key(call), 0
 
     def failed(self, call: Call, error: str, epoch: int) -> None:
         self.aborted += 1
@@ -120,8 +120,8 @@ class History:
         """A peer received whether newcomers are pending."""
         known = self.peers[peer]
         if known.returned is not None:
-            self.answers.setdefault((known.returned, known.calls), {})[peer] = pending
-        known.calls += 1
+            self.answers.setdefault((known.returned, known.pending_calls), {})[peer] = pending
+        known.pending_calls += 1
 
     def answered_by_master(self, peer: int, question: PendingQuestion, pending: bool) -> None:
         """The master has answered a peer's question."""
