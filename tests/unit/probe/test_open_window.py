@@ -26,7 +26,8 @@ def fitted(seen: EdgeWindow) -> EdgeFit:
 def ahead_of(seen: EdgeWindow) -> EarlyFits:
     ahead = EarlyFits()
     ahead.plan(5 * S, 4 * S)
-    ahead.fit([seen], fitted)
+    ahead.begin([seen])
+    ahead.fit_next(fitted)
     return ahead
 
 
@@ -51,7 +52,8 @@ def test_it_does_not_stand_for(changed: EdgeWindow) -> None:
 
 def test_a_refused_fit_is_made_again() -> None:
     ahead = EarlyFits()
-    ahead.fit([window(5)], lambda seen: EdgeFit(seen.src, seen.dst, refused="too few pairs"))
+    ahead.begin([window(5)])
+    ahead.fit_next(lambda seen: EdgeFit(seen.src, seen.dst, refused="too few pairs"))
     assert ahead.line(window(5)) is None
 
 
@@ -59,7 +61,33 @@ def test_it_is_due_once_a_moment_before_the_end_and_not_in_a_short_window() -> N
     ahead = EarlyFits()
     ahead.plan(5 * S, 4 * S)
     assert ahead.due_ns == 9 * S - LEAD_NS
-    ahead.fit([], fitted)
+    ahead.begin([])
+    ahead.fit_next(fitted)
     assert ahead.due_ns is None
     ahead.plan(5 * S, 5 * LEAD_NS)
     assert ahead.due_ns is None
+
+
+def test_edges_are_fitted_one_at_a_time_and_each_counts_at_once() -> None:
+    ahead = EarlyFits()
+    ahead.plan(5 * S, 4 * S)
+    ahead.begin([window(990), window(990, dst=3)])
+    ahead.fit_next(fitted)
+    assert ahead.due_ns is not None, "another edge is to be fitted"
+    assert ahead.line(window(1_000)) is not None
+    assert ahead.line(window(1_000, dst=3)) is None
+    ahead.fit_next(fitted)
+    assert ahead.due_ns is None
+    assert {line.dst for line in ahead.lines()} == {2, 3}
+
+
+@pytest.mark.parametrize(("took_ms", "lead_ms"), [(1, 20), (30, 70), (1_000, 320)])
+def test_fits_that_took_longer_begin_earlier_the_next_time(took_ms: int, lead_ms: int) -> None:
+    """Twice what the last ones took and a margin; but most of the window is fitted."""
+    ahead = EarlyFits()
+    ahead.plan(5 * S, 4 * S)
+    ahead.begin([])
+    ahead.fit_next(fitted)
+    ahead.took(took_ms * S // 1_000)
+    ahead.plan(9 * S, 4 * S)
+    assert ahead.due_ns == 13 * S - lead_ms * S // 1_000

@@ -93,3 +93,38 @@ def test_fits_are_there_before_the_window_is_over() -> None:
         prober.clock_ns += S // 2 - 1_000_000
         shell.tick()
     assert fits == [begun + 8 * (S // 2 - 1_000_000)]
+
+
+def test_a_window_of_a_master_is_exported_when_the_next_one_is_open() -> None:
+    """What need not be done while probing is paused is done later."""
+    exported: list[int] = []
+    prober = FakeProber()
+    shell = NodeShell(
+        RoundNode(first_window=7), cast(ProbeSocket, cast(Any, prober)), lambda message: None, lambda clock: None,
+        on_window=lambda window: exported.append(window.number),
+    )  # fmt: skip
+    shell.step(MasterConnected(1))
+    shell.step(MasterMessageReceived(graph(Neighbour(2, "other", "127.0.0.1", 9))))
+    for sequence in (1, 2):
+        shell.step(MasterMessageReceived(RoundStart(RoundId(1, sequence), "", Cadence(), 5_000, 0)))
+        prober.clock_ns += 4 * S
+        shell.step(MasterMessageReceived(RoundEnd(RoundId(1, sequence), 0)))
+        assert exported == [7][: sequence - 1]
+        prober.clock_ns += S // 10
+        assert shell.due_s() == 0
+        shell.tick()
+    assert exported == [7, 8]
+
+
+def test_no_window_is_lost_when_the_node_ends() -> None:
+    exported: list[int] = []
+    shell = NodeShell(
+        RoundNode(), cast(ProbeSocket, cast(Any, FakeProber())), lambda message: None, lambda clock: None,
+        on_window=lambda window: exported.append(window.number),
+    )  # fmt: skip
+    shell.step(MasterConnected(1))
+    shell.step(MasterMessageReceived(graph(Neighbour(2, "other", "127.0.0.1", 9))))
+    shell.step(MasterMessageReceived(RoundStart(RoundId(1, 1), "", Cadence(), 5_000, 0)))
+    shell.step(MasterMessageReceived(RoundEnd(RoundId(1, 1), 0)))
+    shell.close()
+    assert exported == [1]

@@ -4,13 +4,15 @@
 But a node knows how long its window will be: it fits the window shortly before its end. When the window then ends as
 expected, its lines are ready. The few exchanges after the early fit are counted and exported as all others; they are
 not part of the line. Where they would matter (the window lasted much longer, or a clock stepped) the window is fitted
-again.
+again. The fits begin early enough to be done before the end, as far as the last ones tell, and they are made one edge
+at a time: a RoundEnd that arrives in between is handled at once.
 
 *Residuals.* A packet cannot arrive before it was sent. So all recent exchanges must lie on the right side of the last
 line, within its uncertainty. If they do not, a clock has stepped, or its rate has changed. Congestion never causes a
 false alarm here: it only moves points further away from the line.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -22,6 +24,8 @@ from ringfold.wire.probing import EdgeFit, NodeId
 LEAD_NS = 20_000_000
 MIN_WINDOW_NS = 10 * LEAD_NS
 """In a shorter window the end is too large a part of it."""
+MAX_LEAD = 0.08
+"""The share of a window that early fits may leave out, however long they take."""
 MIN_SHARE = 0.9
 """The share of a window's exchanges that a line must be fitted to, to be used for all."""
 
@@ -31,27 +35,52 @@ class EarlyFits:
 
     def __init__(self) -> None:
         self.due_ns: int | None = None
-        """When `fit` should be called."""
+        """When `begin`, and then `fit_next`, should be called."""
         self._lines: dict[tuple[NodeId, NodeId], tuple[EdgeFit, int, int]] = {}
         """With the beginning of the window, and the number of exchanges."""
+        self._pending: deque[EdgeWindow] | None = None
+        self._took_ns = self._last_took_ns = 0
 
     def plan(self, opened_ns: int, window_ns: int) -> None:
         """A window begins that should last `window_ns`."""
-        self._lines.clear()
-        self.due_ns = opened_ns + window_ns - LEAD_NS if window_ns >= MIN_WINDOW_NS else None
+        self.forget()
+        lead_ns = min(max(LEAD_NS, LEAD_NS // 2 + 2 * self._last_took_ns), int(MAX_LEAD * window_ns))
+        self.due_ns = opened_ns + window_ns - lead_ns if window_ns >= MIN_WINDOW_NS else None
 
     def forget(self) -> None:
         """The window is over, or the clock that it was planned by has stepped."""
         self._lines.clear()
-        self.due_ns = None
+        self._pending = self.due_ns = None
+        self._took_ns = 0
 
-    def fit(self, windows: Iterable[EdgeWindow], fit: Callable[[EdgeWindow], EdgeFit]) -> None:
-        """Fit the window as it is now."""
-        self.due_ns = None
-        for window in windows:
+    @property
+    def has_begun(self) -> bool:
+        return self._pending is not None
+
+    def begin(self, windows: Iterable[EdgeWindow]) -> None:
+        """Fit these from now on: the window as it is now."""
+        self._pending = deque(windows)
+
+    def fit_next(self, fit: Callable[[EdgeWindow], EdgeFit]) -> None:
+        """Fit the next edge. After the last one nothing is due any more."""
+        assert self._pending is not None
+        if self._pending:
+            window = self._pending.popleft()
             found = fit(window)
             if not found.refused:
                 self._lines[window.src, window.dst] = found, window.begin_ns, len(window.exchanges)
+        if not self._pending:
+            self.due_ns = None
+
+    def took(self, took_ns: int) -> None:
+        """How long one step of the fits took: those of the next window begin early enough."""
+        self._took_ns += took_ns
+        if self.due_ns is None:
+            self._last_took_ns = self._took_ns
+
+    def lines(self) -> list[EdgeFit]:
+        """All lines so far."""
+        return [found for found, _, _ in self._lines.values()]
 
     def line(self, window: EdgeWindow) -> EdgeFit | None:
         """The early line of a window that is over now, with that window's counts; None if there is none to use."""

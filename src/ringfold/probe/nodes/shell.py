@@ -3,10 +3,15 @@
 The same shell serves a peer (in the thread of its session) and a process that only probes (in its loop); they differ in
 how a message is sent to the master, and pass that as `send`. The owner of the shell calls it from one thread at a time,
 and calls `tick` when `due_s` has passed.
+
+Between two windows of a master no node probes, so the shell does there only what the report needs. Lines are fitted
+before (`open_window.py`), and a report is made and encoded once as a rehearsal, because code and memory that were not
+used for seconds are cold. The window is exported when the next one is open.
 """
 
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from ringfold.errors import UsageError
@@ -40,8 +45,11 @@ from ringfold.probe.rounds.events import (
 )
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId
+from ringfold.wire.frames import message_frame
+from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundReport
 
+EXPORT_AFTER_NS = 50_000_000
+"""How long after the end of a window it is exported, if probing is paused."""
 CHECK_INTERVAL_NS = 500_000_000
 """How often the open window is checked."""
 MAX_SLEEP_S = 1.0
@@ -81,6 +89,8 @@ class NodeShell:
         self._residuals = ResidualMonitor()
         self._next_check_ns = 0
         self._early_fits = EarlyFits()
+        self._exports: deque[ExportWindow] = deque()
+        self._export_due_ns: int | None = None
         self._last_tick_ns = 0
 
     def step(self, event: NodeEvent) -> None:
@@ -96,6 +106,7 @@ class NodeShell:
         """The master has assigned this id; after a restart of the master it may be another one."""
         if self._log is not None and node == self.prober.node:
             return
+        self._export_deferred()
         self.prober.rename(node)
         if self._log is not None:
             self._log.close()
@@ -105,7 +116,8 @@ class NodeShell:
         """In how many seconds `tick` is due: at least once a second while anything has a deadline."""
         now, due = self.prober.now(), self.machine.next_deadline_ns()
         next_check = self._next_check_ns if self._is_sending else None
-        times = [time for time in (due, next_check, self._early_fits.due_ns) if time is not None]
+        every = (due, next_check, self._early_fits.due_ns, self._export_due_ns)
+        times = [time for time in every if time is not None]
         return min(max(0.0, (min(times) - now) / 1e9), MAX_SLEEP_S) if times else None
 
     def tick(self) -> None:
@@ -116,6 +128,7 @@ class NodeShell:
         if went_back:
             self._next_check_ns = min(self._next_check_ns, now + CHECK_INTERVAL_NS)
             self._early_fits.forget()
+            self._export_deferred()
         if went_back or (due is not None and due <= now):
             self.step(Tick())
         if self._is_sending and self._next_check_ns <= now:
@@ -124,9 +137,12 @@ class NodeShell:
                 self.step(ResidualObserved(src, dst, residual_ns))
         if self._early_fits.due_ns is not None and self._early_fits.due_ns <= now:
             self._fit_early()
+        if self._export_due_ns is not None and self._export_due_ns <= now:
+            self._export_deferred()
 
     def close(self) -> None:
         """Stop probing, and close the socket and the log."""
+        self._export_deferred()
         self.prober.close()
         if self._log is not None:
             self._log.close()
@@ -153,7 +169,11 @@ class NodeShell:
             case AdoptClock(clock):
                 self._adopt(clock)
             case ExportWindow():
-                self._export(effect)
+                self._exports.append(effect)
+                if self._is_sending:
+                    self._export_deferred()
+                elif self._export_due_ns is None:
+                    self._export_due_ns = self.prober.now() + EXPORT_AFTER_NS
             case LogNote(text):
                 _log.info("%s", text)
         return None
@@ -184,13 +204,30 @@ class NodeShell:
         return WindowFitted(window, fits, begin_ns, self._opened_ns, utc_ns, fit_ns)
 
     def _fit_early(self) -> None:
-        self._early_fits.fit(self.prober.so_far(), lambda window: fit(window, self._estimator))
+        """Fit one edge of the open window; the owner may handle a message before the next one."""
+        early, began = self._early_fits, monotonic_ns()
+        if not early.has_begun:
+            early.begin(self.prober.so_far())
+        early.fit_next(lambda window: fit(window, self._estimator))
+        if early.due_ns is None:
+            self._rehearse(early.lines())
+        early.took(monotonic_ns() - began)
+
+    def _rehearse(self, lines: list[EdgeFit]) -> None:
+        """Make a report like the one that is due soon, and discard it."""
+        now = self.prober.now()
+        message_frame(RoundReport(self.machine.last, 0, now, now, self.prober.utc(), lines, now))
 
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
         began = monotonic_ns()
         fits = [self._early_fits.line(window) or fit(window, self._estimator) for window in windows]
         self._residuals.update(fits)
         return fits, monotonic_ns() - began
+
+    def _export_deferred(self) -> None:
+        self._export_due_ns = None
+        while self._exports:
+            self._export(self._exports.popleft())
 
     def _export(self, export: ExportWindow) -> None:
         windows, utc_ns = self._closed.pop(export.window, ([], 0))

@@ -194,7 +194,7 @@ class RealShell(NodeShell):
     def _fit_early(self) -> None:
         began = monotonic_ns()
         super()._fit_early()
-        self._ahead_ns = monotonic_ns() - began
+        self._ahead_ns += monotonic_ns() - began
 
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
         fits, took_ns = super()._fit(windows)
