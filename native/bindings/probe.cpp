@@ -90,6 +90,7 @@ nb::dict to_python(const probe::Stats& stats) {
   out["duplicates"] = stats.core.duplicates;
   out["refused"] = stats.core.refused;
   out["unstamped"] = stats.core.unstamped;
+  out["sequence"] = stats.core.sequence;
   out["send_errors"] = stats.send_errors;
   out["would_block"] = stats.would_block;
   out["icmp_errors"] = stats.icmp_errors;

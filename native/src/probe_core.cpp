@@ -379,7 +379,7 @@ void Core::send(Ns now, std::vector<Outgoing>& out, Kind kind, std::size_t link,
 
 void Core::first_instant(Ns now, std::vector<Outgoing>& out) {
   if (probing_ && !out_.empty()) {
-    sequence_ = (sequence_ + 1) & sequence_mask;
+    stats_.sequence = sequence_ = (sequence_ + 1) & sequence_mask;
     for (std::size_t i = 0; i < out_.size(); ++i) {
       OutEdge& edge = out_[i];
       expire(now, edge);

@@ -238,6 +238,9 @@ _SETTINGS = (
     Setting(name="probe_max_missed", kind="integer", default=3, low=1, high=1_000_000,
             help="A node that misses so many rounds in a row is out of the graph until it reports again. Set at the "
                  "master."),
+    Setting(name="probe_log_fits", kind="switch", default=False,
+            help="Log alpha and beta of every edge in every window: at the master those of all nodes, at a process "
+                 "that only probes its own."),
     Setting(name="probe_export", kind="file", default=None,
             help="Directory for the JSON lines of probing: a node's windows, and at the master the rounds of the run."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,

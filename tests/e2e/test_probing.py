@@ -188,3 +188,23 @@ def test_a_directory_that_cannot_be_written_is_said_at_the_start(cluster: Progra
     )
     assert refused.wait() == 2
     refused.expect_log("cannot be written")
+
+
+def test_a_summary_has_the_sequences_of_each_window_and_lines_are_logged_on_request(cluster: ProgramCluster) -> None:
+    master = cluster.start_master(**SHORT, arguments=["--log-fits"])
+    names = ["n0", "n1"]
+    nodes = start_nodes(cluster, names, "--log-fits")
+    rounds = Rounds(master)
+    one, next_one = rounds.whole(*names), rounds.whole(*names)
+    by_node = {window["node"]: window for window in one["windows"]}
+    for window in next_one["windows"]:
+        before = by_node[window["node"]]
+        assert window["window"] > before["window"]
+        assert window["sent"] == window.get("received", 0) + window.get("lost", 0) > 0
+        if window["round"][1] == before["round"][1] + 1:
+            assert window["first_sequence"] == before["next_sequence"] == before["last_sequence"] + 1
+        probes = window["last_sequence"] - window["first_sequence"] + 1
+        assert probes >= window["sent"], "a pair on the only edge has a sequence of its own"
+    master.expect_log("alpha")
+    for node in nodes:
+        assert "beta" in node.expect_log("alpha")

@@ -150,6 +150,7 @@ void filter(Window& window, Ns gap);
 struct CoreStats {
   std::uint64_t received = 0, malformed = 0, spoofed = 0, strangers = 0, replayed = 0, duplicates = 0, refused = 0;
   std::uint64_t unstamped = 0, ticks = 0, ticks_late = 0, tx_stamps = 0, valid = 0, complete = 0;
+  std::uint64_t sequence = 0;  // of the newest probe
 };
 
 // The exchanges of one node, as prober and as responder. `now` is raw time and only plans; stamps are by the node's
@@ -164,7 +165,9 @@ struct CoreStats {
 // dropped because its window ended. A responder holds at most `max_answers` of one neighbour.
 class Core {
  public:
-  Core(Node me, std::uint64_t first_sequence) : me_(me), sequence_(first_sequence & sequence_mask) {}
+  Core(Node me, std::uint64_t first_sequence) : me_(me), sequence_(first_sequence & sequence_mask) {
+    stats_.sequence = sequence_;
+  }
 
   // Forgets what is in flight and begins a new window. What was received under the same key stays known as received.
   void configure(Ns node_now, const Key& key, const std::vector<Link>& out, const std::vector<Link>& into);

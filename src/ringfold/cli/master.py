@@ -28,6 +28,9 @@ def master(
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
+    log_fits: Annotated[
+        bool | None, typer.Option("--log-fits", help="Log alpha and beta of every edge in every probing round.")
+    ] = None,
 ) -> None:
     """Run the master: the process that peers join and that manages their epochs.
 
@@ -47,7 +50,7 @@ def master(
 
     arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
     arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
-    arguments |= {"journal": journal, "no_journal": no_journal, "store": store}
+    arguments |= {"journal": journal, "no_journal": no_journal, "store": store, "probe_log_fits": log_fits}
     resolved = settings.load(arguments)
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
     for warning in resolved.warnings:

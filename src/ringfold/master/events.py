@@ -30,11 +30,13 @@ class ConnectionOpened(Struct, frozen=True):
 
 
 class MessageReceived(Struct, frozen=True):
-    """A message arrived; `size` is its length in bytes."""
+    """A message arrived; `size` is its length in bytes. With a RoundReport, `retransmits` counts the segments that were
+    sent again on this connection so far."""
 
     conn: Conn
     message: ToMaster
     size: int = 0
+    retransmits: int = 0
 
 
 class HeartbeatReceived(Struct, frozen=True):

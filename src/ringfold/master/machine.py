@@ -269,7 +269,7 @@ class Master:
                 self._topology.moonshot_finished(group, solution)
             case ConnectionOpened():
                 self._open(now, event)
-            case MessageReceived(conn, message, size):
+            case MessageReceived(conn, message, size, retransmits):
                 connection = self._run.connections.get(conn)
                 if connection is None:
                     return
@@ -278,7 +278,7 @@ class Master:
                 elif connection.node:
                     self._probing.received(now, connection.node)
                 if isinstance(message, RoundReport | RoundAlarm):
-                    self._probing.report(now, connection.node, message, size)
+                    self._probing.report(now, connection.node, message, size, retransmits)
                 elif connection.peer is None:
                     self._from_client(now_ns, now, connection, message)
                 else:

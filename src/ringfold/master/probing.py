@@ -37,7 +37,7 @@ from ringfold.probe.rounds.master import RoundMaster
 from ringfold.wire.decoding import checked, reason_of
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import Hello
-from ringfold.wire.notices import ConnectionDropped, ProbeNote, ProbingBroke, RoundDone
+from ringfold.wire.notices import ConnectionDropped, EdgeFitted, ProbeNote, ProbingBroke, RoundDone
 from ringfold.wire.probing import (
     Neighbour,
     NodeHello,
@@ -197,14 +197,14 @@ class Probing:
 
     # Messages
 
-    def report(self, now: Ns, node: NodeId, report: RoundReport | RoundAlarm, size: int) -> None:
+    def report(self, now: Ns, node: NodeId, report: RoundReport | RoundAlarm, size: int, retransmits: int = 0) -> None:
         """A node's window, or its alarm."""
         if node not in self._conns:
             raise RemoteProtocolError(f"{type(report).__name__} from a client that does not probe")
         if isinstance(report, RoundAlarm):
             self._step(now, AlarmReceived(node, report))
             return
-        self._step(now, ReportReceived(node, report, size))
+        self._step(now, ReportReceived(node, report, size, retransmits))
 
     def command(self, now: Ns, conn: Conn, command: ProbeCommand) -> None:
         """Handle a probe command."""
@@ -257,6 +257,9 @@ class Probing:
                     self.summary = self._named(summary)
                     self._learn(now, summary)
                     self._run.notify(RoundDone(self.summary))
+                    if self._run.settings.log_fits:
+                        for view in summary.edges:
+                            self._run.notify(EdgeFitted(summary.round, view))
                     self._forget_names()
                 case LogNote(text):
                     self._run.notify(ProbeNote(text))

@@ -80,6 +80,7 @@ from ringfold.wire.frames import (
 )
 from ringfold.wire.messages import FromMaster, GroupId, Refused
 from ringfold.wire.notices import ConnectionDropped, Notice, RoundDone
+from ringfold.wire.probing import RoundReport
 from ringfold.wire.proof import NONCE_BYTES
 
 TICK_S, MIN_TICK_S = 0.05, 0.001
@@ -175,7 +176,10 @@ class ClientProtocol(asyncio.Protocol):
             case FrameKind.HEARTBEAT:
                 return HeartbeatReceived(self.conn, decode_heartbeat(body))
             case FrameKind.MESSAGE:
-                return MessageReceived(self.conn, decode_to_master(body), len(body))
+                message = decode_to_master(body)
+                is_report = isinstance(message, RoundReport) and self.transport is not None
+                again = asyncio_support.retransmits(self.transport) if is_report else 0
+                return MessageReceived(self.conn, message, len(body), again)
             case FrameKind.EVIDENCE:
                 raise RemoteProtocolError("only the master sends evidence")
 

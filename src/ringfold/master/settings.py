@@ -38,6 +38,8 @@ class MasterSettings:
     rounds: RoundSettings = field(default_factory=RoundSettings)
     export: Path | None = None
     """The directory for the results of probing rounds, `run.jsonl`."""
+    log_fits: bool = False
+    """Whether the line of every edge is logged in every round."""
     return_ms: int = 10_000
     """How long a new master waits for the members in the journal to return."""
     stall_timeout_ms: int | Literal["auto", "off"] = "auto"
@@ -99,6 +101,7 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         resume_wait_ms=int(resolved.number("resume_wait_s") * 1_000),
         max_runs=resolved.integer("max_runs"),
         export=export,
+        log_fits=resolved.switch("probe_log_fits"),
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),
             suspect_after_ms=resolved.integer("suspect_after_ms"),

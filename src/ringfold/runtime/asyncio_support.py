@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ringfold.runtime import threads
+
+TOTAL_RETRANS = slice(100, 104)
+"""The field tcpi_total_retrans of struct tcp_info (linux/tcp.h)."""
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:
@@ -37,6 +41,18 @@ def user_timeout(transport: asyncio.BaseTransport, timeout_ms: int) -> None:
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+
+
+def retransmits(transport: asyncio.BaseTransport | None) -> int:
+    """How many segments the kernel has sent again on this connection; 0 where it does not tell."""
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or not hasattr(socket, "TCP_INFO"):
+        return 0
+    try:
+        facts: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TOTAL_RETRANS.stop)
+    except OSError:
+        return 0
+    return int.from_bytes(facts[TOTAL_RETRANS], sys.byteorder)
 
 
 def remote_name(transport: asyncio.BaseTransport) -> str:

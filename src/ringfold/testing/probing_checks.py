@@ -137,6 +137,10 @@ class RoundHistory:
             if node not in combined or window.window > combined[node].window:
                 combined[node] = window
             self._check_age(now_ns, summary, node, window, truth)
+        for each in summary.windows:
+            own = truth.before if str(each.node) in summary.late else summary.round
+            if summary.kind != "time" and each.round != own:
+                raise Violation(f"round {summary.round} lists a window of node {each.node} of round {each.round}")
         if summary.kind != "time" and (both := missing & combined.keys()):
             raise Violation(f"round {summary.round} counts reports of {sorted(both)}, and names them as missing")
         for node in sorted(truth.participants - missing):

@@ -6,7 +6,7 @@ from msgspec import Struct, structs
 
 from ringfold.errors import StateDiverged
 from ringfold.wire.messages import Divergence, Epoch, GroupId, PeerId, Rollback
-from ringfold.wire.probing import RoundSummary
+from ringfold.wire.probing import EdgeFit, EdgeView, RoundId, RoundSummary
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -429,6 +429,25 @@ class RoundDone(Notice, frozen=True, tag="round_done"):
         anomaly = f"; {done.anomaly}" if done.anomaly else ""
         counts = f"{len(done.nodes)} nodes, {len(done.edges)} edges"
         return f"round {done.round}{label}: {counts}, uncertain by {worst:.0f} ns at most{missing}{anomaly}"
+
+
+class EdgeFitted(Notice, frozen=True, tag="edge_fitted"):
+    """The line of one edge in a round, on request (`--log-fits`)."""
+
+    round: RoundId
+    edge: EdgeView
+
+    def __str__(self) -> str:
+        return f"round {self.round}: {fit_text(self.edge.fit)}"
+
+
+def fit_text(fit: EdgeFit) -> str:
+    """The line of an edge in one line of text."""
+    edge = f"edge {fit.src} -> {fit.dst}"
+    if fit.refused:
+        return f"{edge} has no line: {fit.refused}"
+    line = f"alpha {fit.alpha:+.6e}, beta {fit.beta_ns:+d} ns at t0 {fit.t0_ns}"
+    return f"{edge}: {line}, +-{fit.sigma_ns:.0f} ns, {fit.pairs} pairs, by {fit.estimator}"
 
 
 class ProbeNote(Notice, frozen=True, tag="probe_note"):

@@ -151,7 +151,33 @@ class RoundMetrics(Struct, frozen=True, omit_defaults=True):
     sequence_skew: int = 0
     report_bytes: int = 0
     retries: int = 0
-    queue_depth: int = 0
+    """Reports that were sent again, because their connection was lost."""
+    tcp_retransmits: int = 0
+    """Segments that the master's kernel sent again on the connections to the nodes, since each node's last report."""
+
+
+class NodeWindow(Struct, frozen=True, omit_defaults=True):
+    """A node's window in a round, as the node reported it.
+
+    `begin_ns` and `end_ns` are of the node's clock. A window's probes have the sequences from `first_sequence` to
+    `last_sequence`, and the node's next window begins with `next_sequence`; all are 0 if the node did not report them.
+    `sent`, `received` and `lost` count pairs of packets over all edges of the node: a pair is lost if no complete
+    response to it was received in time.
+    """
+
+    node: NodeId
+    round: RoundId
+    """The round before, if the report was late."""
+    window: int
+    begin_ns: int
+    end_ns: int
+    first_sequence: int = 0
+    last_sequence: int = 0
+    next_sequence: int = 0
+    fit_ns: int = 0
+    sent: int = 0
+    received: int = 0
+    lost: int = 0
 
 
 class RoundSummary(Struct, frozen=True, omit_defaults=True):
@@ -179,6 +205,8 @@ class RoundSummary(Struct, frozen=True, omit_defaults=True):
     -> the sequence of that round."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Connected nodes that are out of the graph, as text -> why."""
+    windows: list[NodeWindow] = field(default_factory=list)
+    """Of the nodes whose reports count, by their ids."""
 
 
 # Messages
@@ -262,7 +290,10 @@ class RoundReport(Message, frozen=True, tag="round_report"):
     resumed_ns: int = 0
     """When this window started."""
     retries: int = 0
-    queue_depth: int = 0
+    first_sequence: int = 0
+    last_sequence: int = 0
+    next_sequence: int = 0
+    """Of its probes, and of the first probe of the next window; 0 if not known."""
 
 
 class RoundStart(Message, frozen=True, tag="round_start"):

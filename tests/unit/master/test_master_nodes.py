@@ -9,7 +9,7 @@ from ringfold.master.settings import MasterSettings
 from ringfold.units import MS
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import PROTOCOL_VERSION
-from ringfold.wire.notices import ConnectionDropped, ProbeNote, RoundDone
+from ringfold.wire.notices import ConnectionDropped, EdgeFitted, ProbeNote, RoundDone, fit_text
 from ringfold.wire.probing import EdgeFit, NodeHello, NodeWelcome, RoundEnd, RoundId, RoundReport, RoundStart
 from ringfold.wire.proof import prove
 
@@ -19,8 +19,8 @@ NONCE = b"n" * 32
 class Nodes:
     """A master and nodes that only probe, with a clock that the test moves."""
 
-    def __init__(self, *conns: int, heartbeats: bool = True) -> None:
-        self.master, self.now = Master(MasterSettings(), b"token", b"secret"), 1_000 * MS
+    def __init__(self, *conns: int, heartbeats: bool = True, settings: MasterSettings | None = None) -> None:
+        self.master, self.now = Master(settings or MasterSettings(), b"token", b"secret"), 1_000 * MS
         self.ids: dict[int, int] = {}
         self.closed: dict[int, str] = {}
         self.notes: list[str] = []
@@ -52,6 +52,9 @@ class Nodes:
                     self.rounds.append(done)
                 case Notify(ProbeNote(text) | ConnectionDropped(_, text)):
                     self.notes.append(text)
+                case Notify(EdgeFitted() as fitted):
+                    assert fitted.level == "info"
+                    self.notes.append(str(fitted))
                 case SendHeartbeat(conn, number):
                     self.numbers[conn] = number
                 case SendMessage(_, RoundStart(round)):
@@ -135,6 +138,19 @@ def test_a_node_that_was_dropped_for_its_silence_is_named_with_it() -> None:
     nodes.wait(7_900, 1, 2, reporting=(1, 2))
     reasons = [why for done in nodes.rounds for why in done.summary.missing.values()]
     assert any(why.startswith("its connection was lost: silent for") for why in reasons), reasons
+
+
+def test_the_line_of_every_edge_is_logged_on_request() -> None:
+    for is_on in (False, True):
+        nodes = Nodes(1, 2, settings=MasterSettings(log_fits=is_on))
+        nodes.wait(4_400, 1, 2, reporting=(1, 2))
+        logged = [text for text in nodes.notes if text.startswith("round 1.1: edge")]
+        assert len(logged) == (2 if is_on else 0)
+
+
+def test_the_text_of_a_line_has_alpha_and_beta() -> None:
+    fit = EdgeFit(3, 7, t0_ns=5, alpha=1.25e-5, beta_ns=-42, sigma_ns=9.0, pairs=900, estimator="hull")
+    assert fit_text(fit) == "edge 3 -> 7: alpha +1.250000e-05, beta -42 ns at t0 5, +-9 ns, 900 pairs, by hull"
 
 
 def test_invalid_heartbeats_close_the_connection() -> None:

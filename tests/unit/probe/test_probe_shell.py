@@ -23,6 +23,11 @@ class FakeProber:
     def utc(self) -> int:
         return 0
 
+    def stats(self) -> "FakeProber":
+        return self
+
+    sequence = 0
+
     def rename(self, node: int) -> None:
         self.node = node
 

@@ -138,7 +138,7 @@ EDGE_LIES = {
     "refused": st.sampled_from(["", "no", "\n" * 9, "long" * 999]),
 }
 REPORT_LIES = dict.fromkeys(("begin_ns", "end_ns", "utc_ns", "sent_ns", "end_sent_ns", "held_ns"), times)
-REPORT_LIES |= dict.fromkeys(("fit_ns", "resumed_ns", "retries", "queue_depth", "window"), times)
+REPORT_LIES |= dict.fromkeys(("fit_ns", "resumed_ns", "retries", "first_sequence", "next_sequence", "window"), times)
 
 
 @settings(max_examples=60)

@@ -927,3 +927,56 @@ def test_boundaries_are_multiples_in_utc_and_not_too_near(now_ns: int, utc_ns: i
     due = next_boundary(now_ns, utc_ns, window)
     assert (due + utc_ns) % window == 0
     assert window // 2 <= due - now_ns <= window * 3 // 2
+
+
+# What a summary has of each node
+
+
+def test_a_summary_has_the_window_of_each_node() -> None:
+    room = Room(nodes=2)
+    id = room.to_end()
+    edges = [EdgeFit(1, 2, sent=100, lost=3)]
+    sequences = {"first_sequence": 501, "last_sequence": 600, "next_sequence": 601}
+    room.report(1, edges=edges, begin_ns=7, end_ns=11, fit_ns=5, **sequences)
+    (summary,) = published(room.report(2))
+    first, second = summary.windows
+    assert (first.node, first.round, first.window) == (1, id, 1)
+    assert (first.first_sequence, first.last_sequence, first.next_sequence) == (501, 600, 601)
+    assert (first.begin_ns, first.end_ns, first.fit_ns) == (7, 11, 5)
+    assert (first.sent, first.received, first.lost) == (100, 97, 3)
+    assert second.node == 2
+
+
+def test_a_missing_node_has_no_window_and_a_late_one_names_its_round() -> None:
+    room = Room()
+    id = room.to_end()
+    room.report(1)
+    room.report(2)
+    (summary,) = published(room.wait(1_000))
+    assert [each.node for each in summary.windows] == [1, 2]
+    room.report(3, round=id)
+    while not room.master.is_gathering:
+        room.wait(1)
+    room.report(1)
+    room.report(2)
+    (later,) = published(room.wait(25))
+    assert [(each.node, each.round == id) for each in later.windows] == [(1, False), (2, False), (3, True)]
+
+
+def test_retransmits_are_counted_since_the_last_report_and_apart_from_reports_sent_again() -> None:
+    room = Room(nodes=2)
+    totals = []
+    for so_far in (4, 4, 9):
+        while not room.master.is_gathering:
+            room.wait(1)
+        room.step(ReportReceived(1, room.make(1, retries=1), 300, so_far))
+        (summary,) = published(room.step(ReportReceived(2, room.make(2), 300, 0)))
+        totals.append((summary.metrics.tcp_retransmits, summary.metrics.retries))
+    assert totals == [(4, 1), (0, 1), (5, 1)]
+
+
+def test_a_report_with_impossible_sequences_is_refused() -> None:
+    room = Room()
+    room.to_end()
+    room.report(1, last_sequence=-1)
+    assert 1 in room.master.waiting_for()

@@ -100,5 +100,15 @@ def test_the_parts_of_a_turn_add_up_to_it() -> None:
     assert sum(row[f"{part}_ms"] for part in ("end", "held", "master", "start")) == 20  # type: ignore[misc]
 
 
+def test_time_that_the_master_did_not_run_is_no_part_of_a_turn() -> None:
+    lost = 300
+    late = marks((100 * MS, (101 + lost) * MS, (120 + lost) * MS))
+    late.starts[2].sent_ns = 115 * MS
+    late.reports[1] = Mark(0, (106 + lost) * MS, (106 + lost) * MS)
+    row = parts_of(1, [late])
+    assert row["held_ms"] == 5
+    assert abs(sum(row[f"{part}_ms"] for part in ("end", "held", "master", "start")) - 20) <= 1  # type: ignore[misc]
+
+
 def test_a_round_that_not_all_nodes_reported_has_no_parts() -> None:
     assert parts_of(2, [marks((100, 110, 150))]) == {}

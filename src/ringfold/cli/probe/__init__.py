@@ -1,7 +1,8 @@
 """`ringfold probe`: measure links and clocks, and look at what was measured.
 
 `run_node.py` runs a node, in a run or without one. `control.py` starts, stops and shows the rounds of a run.
-`report.py` summarises logs, `pictures.py` draws them, and `replay.py` fits one again.
+`report.py` summarises logs, `pictures.py` draws them, `compare.py` puts several runs side by side, and `replay.py` fits
+one log again.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.core import TyperGroup
 
-from ringfold.cli.probe import control, replay, report
+from ringfold.cli.probe import compare, control, replay, report
 
 if TYPE_CHECKING:
     from typer import Context
@@ -52,6 +53,7 @@ app.command("start")(control.start)
 app.command("stop")(control.stop)
 app.command("round")(control.round_)
 app.command("show")(control.show)
+app.command("compare")(compare.command)
 
 
 Masters = Annotated[
@@ -85,6 +87,9 @@ Pictures = Annotated[
     Path | None, typer.Option(help="With --report: write pictures into this directory (needs the extra `report`).")
 ]
 PictureFormat = Annotated[Literal["png", "svg"], typer.Option(help="The format of the pictures.")]
+LogFits = Annotated[
+    bool | None, typer.Option("--log-fits", help="With --master: log alpha and beta of every edge of this node.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="With --nodes: print an object a window; with --report: one.")]
 OffsetNs = Annotated[int, typer.Option(hidden=True, help="Of a virtual clock, for experiments on one machine.")]
 DriftPpb = Annotated[int, typer.Option(hidden=True, help="Of a virtual clock, for experiments on one machine.")]
@@ -92,7 +97,7 @@ DriftPpb = Annotated[int, typer.Option(hidden=True, help="Of a virtual clock, fo
 
 BELONGS_TO: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("me", "rounds", "interface", "timeout_s", "windows", "window_ms"), ("--nodes",)),
-    **dict.fromkeys(("name", "listen_only", "run", "token_file"), ("--master",)),
+    **dict.fromkeys(("name", "listen_only", "run", "token_file", "log_fits"), ("--master",)),
     **dict.fromkeys(("estimator", "export", "points"), ("--master", "--nodes")),
     **dict.fromkeys(("pictures", "picture_format"), ("--report",)),
     "as_json": ("--nodes", "--report"),
@@ -121,6 +126,7 @@ def probe(
     logs: Logs = None,
     pictures: Pictures = None,
     picture_format: PictureFormat = "png",
+    log_fits: LogFits = None,
     as_json: AsJson = False,
     offset_ns: OffsetNs = 0,
     drift_ppb: DriftPpb = 0,
@@ -154,6 +160,7 @@ def probe(
         offset_ns=offset_ns, drift_ppb=drift_ppb,
     )  # fmt: skip
     given: dict[str, object] = {"master": master, "run": run, "token_file": token_file, "name": name}
+    given["probe_log_fits"] = log_fits
     _probe(nodes, given, options)
 
 

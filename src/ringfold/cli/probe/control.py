@@ -109,6 +109,26 @@ def show_summary(summary: "RoundSummary") -> None:
     )
     columns = ["edge", "p50 (us)", "lost", "alpha (ppm)", "residual (ns)", "by"]
     console.print(table("edges", columns, edges))
+    windows = (
+        (
+            str(each.node),
+            str(each.window),
+            f"{each.first_sequence} to {each.last_sequence}" if each.last_sequence else "-",
+            f"{(each.end_ns - each.begin_ns) / 1e9:.4g}",
+            f"{each.fit_ns / 1e3:.4g}",
+            str(each.sent),
+            str(each.received),
+            str(each.lost),
+        )
+        for each in summary.windows
+    )
+    columns = ["node", "window", "sequences", "length (s)", "fit (us)", "sent", "received", "lost"]
+    if summary.windows:
+        console.print(table("windows (pairs sent, received and lost)", columns, windows))
+    for node, sequence in summary.late.items():
+        console.print(f"node {node} was late: its report of round {sequence} counts")
+    for node, why in summary.excluded.items():
+        console.print(f"node {node} is out of the graph: {why}")
     for node, why in summary.missing.items():
         console.print(f"node {node} is missing: {why}")
     if summary.anomaly:

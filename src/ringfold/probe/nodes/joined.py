@@ -418,6 +418,7 @@ def make_node(
         estimator=request.estimator,
         token=token,
         on_window=on_window,
+        log_fits=settings.switch("probe_log_fits"),
     )
     return node
 

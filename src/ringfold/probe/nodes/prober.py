@@ -67,6 +67,8 @@ class ProbeStats(Struct, frozen=True):
     clock_bends: int
     """Times the host changed the frequency of its clock."""
     stamps: Stamps
+    sequence: int = 0
+    """Of the newest probe. All edges of a node share one count, which starts at a number that depends on the time."""
 
 
 def virtual(raw_ns: int, anchor_ns: int, offset_ns: int, drift_ppb: int) -> int:

@@ -46,6 +46,7 @@ from ringfold.probe.rounds.events import (
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.wire.frames import message_frame
+from ringfold.wire.notices import fit_text
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundReport
 
 EXPORT_AFTER_NS = 50_000_000
@@ -61,8 +62,9 @@ class NodeShell:
     """A node: its machine, and the parts that run its effects.
 
     `adopt` is called with each new clock of this node, `send` with each message for the master. `open_log` makes the
-    log of a node once its id is known; None: windows are not logged. `on_window` gets each window that is over. The
-    packets are authenticated with the run's token, too, because the master's key for them is sent in plain text.
+    log of a node once its id is known; None: windows are not logged. `on_window` gets each window that is over.
+    `log_fits` logs its lines. The packets are authenticated with the run's token, too, because the master's key for
+    them is sent in plain text.
     """
 
     def __init__(
@@ -75,12 +77,16 @@ class NodeShell:
         open_log: Callable[[NodeId], ProbeLog | None] = lambda _: None,
         estimator: str = "auto",
         token: bytes = b"",
+        log_fits: bool = False,
         on_window: Callable[[ProbeWindow], None] | None = None,
     ) -> None:
         self.machine, self.prober = machine, prober
         self._send, self._adopt = send, adopt
         self._open_log, self._estimator, self._token = open_log, estimator, token
         self._on_window = on_window
+        self._log_fits = log_fits
+        self._next_sequence = 0
+        """Of the first probe of the open window; 0 if not known."""
         self._log: ProbeLog | None = None
         self._closed: dict[int, tuple[list[EdgeWindow], int]] = {}
         """The windows that were rotated and not yet exported, with UTC minus the node's clock."""
@@ -156,6 +162,7 @@ class NodeShell:
                 self._configure(derive_key(self._token, salt=key), out, into)
             case ResumeProbing(cadence):
                 self._opened_ns = self.prober.now()
+                self._next_sequence = self._sequence_after()
                 self._next_check_ns, self._is_sending = self._opened_ns + CHECK_INTERVAL_NS, True
                 self.prober.resume(cadence.gap_us, cadence.pause_us)
                 # A log of every exchange gives the same line again only if all of them were fitted.
@@ -197,11 +204,28 @@ class NodeShell:
     def _rotate(self, window: int) -> WindowFitted:
         begin_ns, self._opened_ns = self._opened_ns, self.prober.now()
         windows = self.prober.rotate()
+        first, following = self._next_sequence, self._sequence_after()
+        self._next_sequence = following
         utc_ns = self.prober.utc()
         fits, fit_ns = self._fit(windows)
         self._early_fits.forget()
         self._closed[window] = (windows, utc_ns)
-        return WindowFitted(window, fits, begin_ns, self._opened_ns, utc_ns, fit_ns)
+        return WindowFitted(
+            window=window,
+            edges=fits,
+            begin_ns=begin_ns,
+            end_ns=self._opened_ns,
+            utc_ns=utc_ns,
+            fit_ns=fit_ns,
+            first_sequence=first,
+            last_sequence=max(0, following - 1),
+            next_sequence=following,
+        )
+
+    def _sequence_after(self) -> int:
+        """The sequence of the next probe; 0 if the prober does not count them."""
+        newest = self.prober.stats().sequence
+        return newest + 1 if newest else 0
 
     def _fit_early(self) -> None:
         """Fit one edge of the open window; the owner may handle a message before the next one."""
@@ -230,6 +254,9 @@ class NodeShell:
             self._export(self._exports.popleft())
 
     def _export(self, export: ExportWindow) -> None:
+        if self._log_fits:
+            for line in export.edges:
+                _log.info("round %s, window %d: %s", export.round, export.window, fit_text(line))
         windows, utc_ns = self._closed.pop(export.window, ([], 0))
         # Windows that the machine has dropped are never exported: they are dropped here, too.
         self._closed = {number: kept for number, kept in self._closed.items() if number > export.window}

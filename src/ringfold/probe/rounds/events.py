@@ -65,11 +65,13 @@ class NodeRecovered(Struct, frozen=True):
 
 
 class ReportReceived(Struct, frozen=True):
-    """A node's report has arrived. `bytes` is its size."""
+    """A node's report has arrived. `bytes` is its size, `retransmits` how many segments were sent to the node again so
+    far on its connection."""
 
     node: NodeId
     report: RoundReport
     bytes: int = 0
+    retransmits: int = 0
 
 
 class AlarmReceived(Struct, frozen=True):
@@ -123,7 +125,8 @@ class MasterMessageReceived(Struct, frozen=True):
 class WindowFitted(Struct, frozen=True):
     """The result of RotateWindow: the window's edges are fitted. Times are the node's clock.
 
-    `utc_ns` is CLOCK_REALTIME minus the node's clock, `queue_depth` how many windows wait for their fits.
+    `utc_ns` is CLOCK_REALTIME minus the node's clock. The sequences are those of the window's first and last probe, and
+    of the next window's first one.
     """
 
     window: int
@@ -132,7 +135,9 @@ class WindowFitted(Struct, frozen=True):
     end_ns: int
     utc_ns: int
     fit_ns: int = 0
-    queue_depth: int = 0
+    first_sequence: int = 0
+    last_sequence: int = 0
+    next_sequence: int = 0
 
 
 class ResidualObserved(Struct, frozen=True):

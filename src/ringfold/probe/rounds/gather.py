@@ -21,7 +21,7 @@ from msgspec import structs
 from ringfold.probe.graph.edges import MAX_TIME_NS
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.events import MS
-from ringfold.probe.rounds.metrics import ReceivedReport, measure, window_ends
+from ringfold.probe.rounds.metrics import ReceivedReport, measure, node_windows, window_ends
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundKind, RoundReport, RoundSummary
 
 LATE_MS = 100
@@ -30,6 +30,7 @@ LATE_GRACE_MS = 100
 MAX_ROUNDS_KEPT = 8
 MAX_AGE_WINDOWS = 2
 MAX_COUNT = 1 << 40
+MAX_SEQUENCE = (1 << 63) - 1
 MAX_TEXT = 500
 MAX_ROUND_REQUESTS = 64
 
@@ -265,7 +266,10 @@ def report_fault(node: NodeId, report: RoundReport) -> str:
     clock = (report.begin_ns, report.end_ns, report.sent_ns, report.resumed_ns, report.held_ns, report.fit_ns)
     if max(map(abs, (*clock, report.end_sent_ns))) >= MAX_TIME_NS or abs(report.utc_ns) >= 2 * MAX_TIME_NS:
         return "a time in it is out of range"
-    if not (0 <= report.retries < MAX_COUNT and 0 <= report.queue_depth < MAX_COUNT):
+    if not 0 <= report.retries < MAX_COUNT:
+        return "a count in it is out of range"
+    sequences = (report.first_sequence, report.last_sequence, report.next_sequence)
+    if min(sequences) < 0 or max(sequences) > MAX_SEQUENCE:
         return "a count in it is out of range"
     return ""
 
@@ -318,6 +322,7 @@ def summarise(kind: RoundKind, gathered: GatheredRound, result: RoundResult | No
         advice=result.advice,
         late={str(node): one.report.round.sequence for node, one in sorted(taken.late.items())},
         excluded={str(node): why for node, why in sorted(gathered.excluded.items())},
+        windows=node_windows(taken.all),
         metrics=measure(
             received,
             clocks,

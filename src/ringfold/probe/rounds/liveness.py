@@ -49,6 +49,8 @@ class _Node:
     mean_ns: float = 0.0
     """Of the time that its reports take; 0: it has not reported yet."""
     deviation_ns: float = 0.0
+    retransmits: int = 0
+    """Segments that were sent to it again, as of its last report."""
 
     def move_to(self, state: NodeLiveness) -> None:
         self.state = TRANSITIONS.move(self.state, state)
@@ -115,6 +117,12 @@ class NodeTable:
         if known.state is not NodeLiveness.ACTIVE:
             known.move_to(NodeLiveness.ACTIVE)
         return was_excluded
+
+    def retransmitted(self, node: NodeId, so_far: int) -> int:
+        """How many segments were sent to it again since its last report, of `so_far` on its connection."""
+        known = self._nodes[node]
+        since, known.retransmits = max(0, so_far - known.retransmits), so_far
+        return since
 
     def missed(self, node: NodeId) -> bool:
         """A round has ended without any report of it. Returns whether it is excluded by that."""

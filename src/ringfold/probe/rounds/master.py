@@ -509,7 +509,8 @@ class RoundMaster:
         if round is None:
             return
         self._sequence_skew = max(self._sequence_skew, abs(round.id.sequence - report.round.sequence))
-        received = ReceivedReport(without_invalid_edges(report), now_ns, event.bytes)
+        retransmits = self._nodes.retransmitted(node, event.retransmits)
+        received = ReceivedReport(without_invalid_edges(report), now_ns, event.bytes, retransmits)
         if self.settings.kind == "time":
             self._newest_windows.add(node, received, self._members)
         elif self._is_counted(round, node, received):

@@ -14,11 +14,11 @@ which is made while the next window is already open.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from ringfold.wire.probing import NodeClock, NodeId, RoundMetrics, RoundReport
+from ringfold.wire.probing import NodeClock, NodeId, NodeWindow, RoundMetrics, RoundReport
 
 MAX_NS = (1 << 63) - 1
 
@@ -30,13 +30,15 @@ class ReceivedReport:
     report: RoundReport
     at_ns: int
     bytes: int
+    retransmits: int = 0
+    """Segments that were sent to the node again since its last report."""
 
     def without_edges_to(self, node: NodeId) -> "ReceivedReport":
         """The same report, without its fits of edges to this node."""
         edges = [fit for fit in self.report.edges if fit.dst != node]
         if len(edges) == len(self.report.edges):
             return self
-        return ReceivedReport(structs.replace(self.report, edges=edges), self.at_ns, self.bytes)
+        return replace(self, report=structs.replace(self.report, edges=edges))
 
 
 def measure(
@@ -74,7 +76,30 @@ def measure(
         sequence_skew=sequence_skew,
         report_bytes=sum(one.bytes for one in received.values()),
         retries=sum(report.retries for report in reports.values()),
-        queue_depth=max((report.queue_depth for report in reports.values()), default=0),
+        tcp_retransmits=sum(one.retransmits for one in received.values()),
+    )
+
+
+def node_windows(received: Mapping[NodeId, ReceivedReport]) -> list[NodeWindow]:
+    """The windows of a round, node by node."""
+    return [_node_window(node, one.report) for node, one in sorted(received.items())]
+
+
+def _node_window(node: NodeId, report: RoundReport) -> NodeWindow:
+    sent, lost = sum(fit.sent for fit in report.edges), sum(fit.lost for fit in report.edges)
+    return NodeWindow(
+        node=node,
+        round=report.round,
+        window=report.window,
+        begin_ns=report.begin_ns,
+        end_ns=report.end_ns,
+        first_sequence=report.first_sequence,
+        last_sequence=report.last_sequence,
+        next_sequence=report.next_sequence,
+        fit_ns=report.fit_ns,
+        sent=sent,
+        received=max(0, sent - lost),
+        lost=lost,
     )
 
 

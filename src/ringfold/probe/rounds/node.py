@@ -420,7 +420,9 @@ class RoundNode:
                 held_ns=max(0, now_ns - closed.end_received_ns) if closed.end_received_ns else 0,
                 fit_ns=event.fit_ns,
                 resumed_ns=closed.resumed_ns,
-                queue_depth=event.queue_depth,
+                first_sequence=event.first_sequence,
+                last_sequence=event.last_sequence,
+                next_sequence=event.next_sequence,
             )
             if self._state is NodeState.WAITING and closed.round == self.last:
                 self._pending_report = _PendingReport(report, closed.end_received_ns or now_ns)

@@ -265,36 +265,44 @@ def turns_of(kind: str, nodes: int, workers: Sequence[Marks]) -> list[int]:
     if kind == "time":
         return [starts[each].last_ns - starts[each].closed_ns for each in whole if starts[each].closed_ns]
     turns: list[int] = []
-    behind = 0
+    behind: int | None = None
     for each in reversed(whole):
         end = ends.get(each - 1)
         if end is None or end.count != nodes:
             continue
         if kind == "master":
-            # What the master's clock is behind only grows, so no message that came later can have been faster.
-            late = min(end.first_ns - end.sent_ns, starts[each].first_ns - starts[each].sent_ns)
-            behind = late if not turns else min(behind, late)
-        turns.append(starts[each].last_ns - end.sent_ns - (behind if behind > LOST_NS else 0))
+            behind = _behind(behind, end, starts[each])
+        turns.append(starts[each].last_ns - end.sent_ns - (behind if behind and behind > LOST_NS else 0))
     return turns[::-1]
 
 
-def parts_of(nodes: int, workers: Sequence[Marks]) -> Row:
-    """Where the turns of `master` rounds go: medians of the four parts, in ms, and the worst of each.
+def _behind(known: int | None, end: Mark, start: Mark) -> int:
+    """By how much the master's clock was behind, at most; `known` is that of the round after this one.
 
-    Rounds in which the master's clock was behind are left out: its instants cannot be compared with the others.
+    What it is behind only grows, so no message that came later can have been faster.
     """
+    late = min(end.first_ns - end.sent_ns, start.first_ns - start.sent_ns)
+    return late if known is None else min(known, late)
+
+
+def parts_of(nodes: int, workers: Sequence[Marks]) -> Row:
+    """Where the turns of `master` rounds go: medians of the four parts, in ms, and the worst of each."""
     ends = _together([marks.ends for marks in workers])
     reports = _together([marks.reports for marks in workers])
     starts = _together([marks.starts for marks in workers])
     split: list[tuple[int, int, int, int]] = []
-    for each in sorted(ends):
+    behind: int | None = None
+    for each in sorted(ends, reverse=True):
         if each not in reports or each + 1 not in starts:
             continue
         end, report, start = ends[each], reports[each], starts[each + 1]
-        whole = end.count == report.count == start.count == nodes
-        if whole and end.first_ns - end.sent_ns <= LOST_NS:
-            held_ns, master_ns = report.last_ns - end.last_ns, start.sent_ns - report.last_ns
-            split.append((end.last_ns - end.sent_ns, held_ns, master_ns, start.last_ns - start.sent_ns))
+        if not end.count == report.count == start.count == nodes:
+            continue
+        behind = _behind(behind, end, start)
+        lost_ns = behind if behind > LOST_NS else 0
+        end_sent_ns, start_sent_ns = end.sent_ns + lost_ns, start.sent_ns + lost_ns
+        held_ns, master_ns = report.last_ns - end.last_ns, start_sent_ns - report.last_ns
+        split.append((end.last_ns - end_sent_ns, held_ns, master_ns, start.last_ns - start_sent_ns))
     names = ("end", "held", "master", "start")
     columns = dict(zip(names, zip(*split, strict=True), strict=True)) if split else {}
     row: Row = {f"{name}_ms": statistics.median(times) / 1e6 for name, times in columns.items()}

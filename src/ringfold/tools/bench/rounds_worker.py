@@ -22,7 +22,7 @@ from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.nodes.joined import JoinedNode
-from ringfold.probe.nodes.prober import ProbeSocket, raw_now
+from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.events import FromRoundMaster, ToRoundMaster
@@ -122,6 +122,10 @@ class StampedProber(ProbeSocket):
         return windows
 
 
+COUNTS = [field for field in ProbeStats.__struct_fields__ if field not in ("stamps", "clock_noise_ns")]
+NO_STATS = ProbeStats(**dict.fromkeys(COUNTS, 0), clock_noise_ns=0.0, stamps="kernel")
+
+
 class NoProber(StampedProber):
     """Probes no node. Its clock is the host's raw one; `step_ns` makes it step."""
 
@@ -160,6 +164,9 @@ class NoProber(StampedProber):
 
     def utc(self) -> int:
         return 0
+
+    def stats(self) -> ProbeStats:
+        return NO_STATS
 
     def pretend_step(self, step_ns: int) -> None:
         self.step_ns += step_ns
