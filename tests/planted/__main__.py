@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.console import Console
 from rich.table import Column, Table
 
-from planted import Bug, failover, find, iterations, probing, resume, runs, several, shares, stalls
+from planted import Bug, agents, failover, find, iterations, probing, resume, runs, several, shares, stalls
 from ringfold.testing.__main__ import fresh_seed, progress_bar
 from ringfold.testing.scheduler import SimulationFailure
 
@@ -23,6 +23,7 @@ SIMULATIONS: dict[str, dict[str, Bug]] = {
     "shares": shares.BUGS,
     "probing": probing.BUGS,
     "iterations": iterations.BUGS,
+    "agents": agents.BUGS,
 }
 MAX_SEEDS = 1_000
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ringfold.testing.agents import AgentOutcome, run_agents
 from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.resuming import run_resume
 from ringfold.testing.scenario import Outcome, run_failover, run_seed, run_stalls
@@ -89,6 +90,25 @@ class RoundTotal:
         self.counts.update({f"fault: {kind}": count for kind, count in outcome.faults.items()})
 
 
+@dataclass
+class AgentTotal:
+    """All outcomes of agents so far."""
+
+    seeds: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    virtual_ms: float = 0.0
+    failures: list[SimulationFailure] = field(default_factory=list)
+
+    def add(self, outcome: AgentOutcome | SimulationFailure) -> None:
+        self.seeds += 1
+        if isinstance(outcome, SimulationFailure):
+            self.failures.append(outcome)
+            return
+        self.virtual_ms += outcome.virtual_ms
+        self.counts.update(outcome.counts)
+        self.counts.update({f"fault: {kind}": count for kind, count in outcome.faults.items()})
+
+
 def run_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds; a violation is an outcome too."""
     return [_caught(run_seed, seed) for seed in seeds]
@@ -122,6 +142,11 @@ def run_share_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
     """Run the rounds of some seeds; a violation is an outcome too."""
     return [_caught(run_rounds, seed) for seed in seeds]
+
+
+def run_agent_batch(seeds: Sequence[int]) -> list[AgentOutcome | SimulationFailure]:
+    """Run the hosts of some seeds; a violation is an outcome too."""
+    return [_caught(run_agents, seed) for seed in seeds]
 
 
 def _caught(run: Callable[[int], Result], seed: int) -> Result | SimulationFailure:
@@ -182,11 +207,11 @@ def show(total: Total, first: int, console: Console) -> None:
     _show_end(table, total.virtual_ms, total.failures, console)
 
 
-def show_rounds(total: RoundTotal, first: int, console: Console) -> None:
-    """The summary of simulated rounds."""
-    table = Table(title=f"rounds of probing: {total.seeds} seeds from {first}", show_header=False)
-    for what, count in sorted(total.counts.items()):
-        table.add_row(what, f"{count:,}")
+def show_counts(total: RoundTotal | AgentTotal, what: str, first: int, console: Console) -> None:
+    """The summary of simulated rounds or agents."""
+    table = Table(title=f"{what}: {total.seeds} seeds from {first}", show_header=False)
+    for name, count in sorted(total.counts.items()):
+        table.add_row(name, f"{count:,}")
     _show_end(table, total.virtual_ms, total.failures, console)
 
 
@@ -198,7 +223,7 @@ def _show_end(table: Table, virtual_ms: float, failures: Sequence[SimulationFail
         console.print(str(failure), markup=False, highlight=False)
 
 
-def replay(seed: int, trace: bool, run: Callable[..., Outcome | RoundOutcome], console: Console) -> int:
+def replay(seed: int, trace: bool, run: Callable[..., object], console: Console) -> int:
     """Run one seed again; with `trace`, print everything that happens in it."""
     echo = (lambda line: console.print(line, markup=False, highlight=False)) if trace else None
     try:
@@ -231,6 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
     parser.add_argument("--iterations", action="store_true", help="schedules of the global iteration over a store")
+    parser.add_argument("--agents", action="store_true", help="transport agents of a host and their clients")
     parser.add_argument("--failover", action="store_true", help="also lose and replace masters")
     parser.add_argument("--stalls", action="store_true", help="also let programs hang, be slow, or be busy")
     parser.add_argument("--resume", action="store_true", help="all peers are killed, and come back")
@@ -242,8 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.iterations:
         return _iterations(options, console)
     if options.seed is not None:
-        run: Callable[..., Outcome | RoundOutcome] = run_failover if options.failover else run_seed
-        run = run_rounds if options.probing else run_several if options.runs else run
+        run: Callable[..., object] = run_failover if options.failover else run_seed
+        run = run_agents if options.agents else run_rounds if options.probing else run_several if options.runs else run
         run = run_stalls if options.stalls else run_resume if options.resume else run
         run = run_shares if options.shares else run
         return replay(options.seed, options.trace, run, console)
@@ -252,8 +278,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.probing:
         rounds = RoundTotal()
         run_many(first, options.seeds, options.jobs, console, rounds, run_round_batch)
-        show_rounds(rounds, first, console)
+        show_counts(rounds, "rounds of probing", first, console)
         return 1 if rounds.failures else 0
+    if options.agents:
+        agents = AgentTotal()
+        run_many(first, options.seeds, options.jobs, console, agents, run_agent_batch)
+        show_counts(agents, "transport agents", first, console)
+        return 1 if agents.failures else 0
     total = Total()
     batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
     batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
