@@ -247,6 +247,7 @@ struct ringfold_agent_core {
   uint64_t renew_ns, retry_ns;
   uint32_t next_renewed;
   uint64_t table_generation; /* counts the agent's lives; 0: no agent */
+  uint32_t requests_per_hint; /* as the agent advises; 0: no advice */
   uint8_t* out;              /* bytes to send: from out_begin to out_end */
   size_t out_begin, out_end, out_capacity;
   uint8_t in[RINGFOLD_AGENT_MAX_RESPONSE]; /* a response that has not arrived whole */
@@ -536,6 +537,7 @@ static inline int ringfold_agent_core_response(struct ringfold_agent_core* core,
       if (bytes != 0 || core->state != RINGFOLD_AGENT_GREETING) return -1;
       core->state = RINGFOLD_AGENT_SERVED;
       core->table_generation = connection;
+      core->requests_per_hint = request;
       return 0;
     case RINGFOLD_AGENT_REGISTERED:
       if (bytes != 8) return -1;
@@ -680,7 +682,7 @@ struct ringfold_agent {
   struct ringfold_hints_map map;
   enum ringfold_hints_state hints;
   uint64_t next_map_ns, next_connect_ns, away_since_ns, connected_ns;
-  uint32_t requests_per_hint;
+  uint32_t requests_per_hint; /* 0: as the agent advises */
 };
 
 /* Opens a client. `directory` is the agent's runtime directory; 0: where an agent of this user or of root is. Fails
@@ -694,7 +696,6 @@ static inline int ringfold_agent_open(struct ringfold_agent* agent, const char* 
   agent->fd = -1;
   agent->pid = (int)getpid();
   agent->hints = RINGFOLD_HINTS_MISSING;
-  agent->requests_per_hint = 1;
   agent->away_since_ns = ringfold_hints_now();
   if (directory != 0) {
     length = snprintf(agent->directories[0], size, "%s", directory);
@@ -899,11 +900,10 @@ static inline enum ringfold_flow_state ringfold_agent_flow_state(const struct ri
   return entry == 0 ? RINGFOLD_FLOW_NONE : entry->state;
 }
 
-/* Reads the table at every n-th request of a flow (ringfold_agent_hint); the calls between return the same again. */
-static inline int ringfold_agent_set_requests_per_hint(struct ringfold_agent* agent, uint32_t requests) {
-  if (requests == 0) return RINGFOLD_AGENT_INVALID;
+/* Reads the table at every n-th request of a flow (ringfold_agent_hint); the calls between return the same again. 0: as
+ * the agent advises (its setting agent_requests_per_hint), which is at every request unless somebody set it. */
+static inline void ringfold_agent_set_requests_per_hint(struct ringfold_agent* agent, uint32_t requests) {
   agent->requests_per_hint = requests;
-  return RINGFOLD_AGENT_OK;
 }
 
 /* The hint for the next request of a flow: RINGFOLD_HINT_READ fills `hint`. RINGFOLD_HINT_LOCAL: there is no advice;
@@ -915,7 +915,8 @@ static inline enum ringfold_hint_result ringfold_agent_hint(struct ringfold_agen
   if (entry == 0 || entry->state != RINGFOLD_FLOW_PLACED || agent->hints != RINGFOLD_HINTS_OK)
     return RINGFOLD_HINT_LOCAL;
   if (entry->requests_left == 0 || entry->last_result != RINGFOLD_HINT_READ) {
-    entry->requests_left = agent->requests_per_hint;
+    entry->requests_left = agent->requests_per_hint != 0 ? agent->requests_per_hint : agent->core.requests_per_hint;
+    if (entry->requests_left == 0) entry->requests_left = 1;
     entry->last_result = ringfold_hint_read(agent->map.base, entry->slot, entry->generation, &entry->last_hint);
   }
   entry->requests_left -= 1;

@@ -260,6 +260,25 @@ _SETTINGS = (
     Setting(name="agent_policy", kind="text", default="auto",
             help="How the agent splits flows over their paths: auto (it follows congestion and measured rates), or "
                  "static:SHARE (of the second of two paths) or static:SHARE,SHARE,... Set at the agent."),
+    Setting(name="agent_interval_ms", kind="number", default=1.0, low=0.1, high=1_000.0,
+            help="How often the agent decides about a flow while it has new information, reads an interface that is "
+                 "busy, and reports its queue. Set at the agent."),
+    Setting(name="agent_gain", kind="number", default=2.0, low=0.01, high=20.0,
+            help="How strongly shares follow differences of congestion: the exponent of a full difference. Above 3 "
+                 "shares may oscillate. Set at the agent."),
+    Setting(name="agent_backpressure", kind="integer", default=240, low=34, high=255,
+            help="The congestion (0 to 255) at which a path is disabled at once. Set at the agent."),
+    Setting(name="agent_release", kind="integer", default=160, low=33, high=254,
+            help="The congestion below which a disabled path is used again. Set at the agent."),
+    Setting(name="agent_stale_ms", kind="integer", default=1_000, low=1, high=600_000,
+            help="After how long a queue that is not reported again is unknown. Set at the agent."),
+    Setting(name="agent_smoothing_ms", kind="number", default=4.0, low=0.1, high=10_000.0,
+            help="Time constant with which the agent smooths congestion; at least half of its age. Set at the agent."),
+    Setting(name="agent_rate_smoothing_ms", kind="number", default=100.0, low=0.1, high=60_000.0,
+            help="Time constant with which the agent smooths measured rates. Set at the agent."),
+    Setting(name="agent_requests_per_hint", kind="integer", default=1, low=1, high=65_536,
+            help="How many requests of a flow share one read of its hint, in transports that use the C header and do "
+                 "not choose it themselves. Peers read at every segment. Set at the agent."),
     Setting(name="agent_telemetry", kind="list", default=(f"127.0.0.1:{TELEMETRY_PORT}",),
             help="UDP addresses at which the agent receives telemetry. Beyond loopback it needs agent_allow or "
                  "agent_key_file. Set at the agent."),

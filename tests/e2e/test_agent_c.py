@@ -191,10 +191,13 @@ def test_it_survives_a_table_that_is_truncated(program: Path, directory: Path, l
             c.until("hint 0", "2 0 65535 0")
 
 
-def test_a_hint_is_read_once_for_several_requests(program: Path, directory: Path, options: list[str]) -> None:
+@pytest.mark.parametrize("chosen_by", ["client", "agent"])
+def test_a_hint_is_read_once_for_several_requests(
+    program: Path, directory: Path, options: list[str], chosen_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFOLD_AGENT_REQUESTS_PER_HINT", "4" if chosen_by == "agent" else "7")
     with agent(directory, "--policy", "static:1", *options), client(program, directory) as c:
-        assert c("every 0") == "-1"
-        assert c("every 4") == "0"
+        c("every 4" if chosen_by == "client" else "every 0")
         c(f"register {FLOW}")
         assert c(f"wait 0 {WAIT_MS}") == PLACED
         assert c("hint 0") == "2 0 0 65535"

@@ -99,6 +99,8 @@ class FlowRegistrations:
     flows: dict[int, WantedFlow] = field(default_factory=dict)
     generation: int = 0
     """The generation of the agent's table that the places belong to; 0: there is no agent."""
+    requests_per_hint: int = 1
+    """How many requests should share a read of a hint, as the last agent advised."""
     refusals: Counter[str] = field(default_factory=Counter)
     _is_connected: bool = False
     _last_request: int = 0
@@ -156,8 +158,8 @@ class FlowRegistrations:
     def receive(self, message: FromAgent) -> list[int]:
         """Take a message of the agent. Returns the flows whose place has changed."""
         match message:
-            case AgentWelcome(_, generation):
-                self.generation = generation
+            case AgentWelcome(_, generation, requests_per_hint):
+                self.generation, self.requests_per_hint = generation, requests_per_hint
             case Registered(request, connection, slot, generation):
                 wanted = self.flows.get(connection)
                 if self._pending.pop(request, None) is not None and wanted is not None:
@@ -264,6 +266,11 @@ class AgentClient:
         """Why the agent refused this flow; empty if it did not."""
         wanted = self._registrations.flows.get(connection)
         return "" if wanted is None else wanted.refused
+
+    @property
+    def requests_per_hint(self) -> int:
+        """How many requests of a flow should share a read of its hint, as the agent advises."""
+        return self._registrations.requests_per_hint
 
     @property
     def hints(self) -> Path | None:

@@ -44,9 +44,11 @@ from ringfold.agent.events import (
 from ringfold.agent.host_monitor import HostMonitor
 from ringfold.agent.machine import AgentIdentity, AgentMachine
 from ringfold.agent.monitors import NicWatch
+from ringfold.agent.policy import Policy
 from ringfold.agent.registry import Client, Quota, Registry
 from ringfold.agent.steering import Steering, parse_policy
-from ringfold.agent.telemetry import ReportSettings, TelemetryIngest
+from ringfold.agent.telemetry import QueueTable, ReportSettings, TelemetryIngest
+from ringfold.agent.tuning import AgentTuning
 from ringfold.config import TELEMETRY_PORT, is_loopback, split_address
 from ringfold.errors import ConfigError
 from ringfold.runtime import asyncio_support
@@ -76,6 +78,7 @@ class AgentSettings:
 
     directory: Path
     policy: str = "auto"
+    tuning: AgentTuning = field(default_factory=AgentTuning)
     quota: Quota = field(default_factory=Quota)
     is_shared: bool | None = None
     telemetry: tuple[str, ...] = (f"127.0.0.1:{TELEMETRY_PORT}",)
@@ -105,7 +108,14 @@ class AgentServer:
     def __init__(self, settings: AgentSettings) -> None:
         """Take over the directory; raises ConfigError if that fails, or if another agent has it."""
         self._settings = settings
-        steering = Steering(parse_policy(settings.policy), TelemetryIngest(Gate(settings.gate)))
+        tuning = settings.tuning
+        steering = Steering(
+            parse_policy(settings.policy),
+            TelemetryIngest(Gate(settings.gate), QueueTable(tuning.telemetry())),
+            Policy(tuning.policy()),
+            interval_ns=tuning.interval_ns,
+            backpressure=tuning.backpressure,
+        )
         self.directory = settings.directory
         own_directory(self.directory, 0o755 if settings.shared else 0o700)
         self._hints = _open_hints(self.directory / HINTS_NAME, 0o644 if settings.shared else 0o600)
@@ -116,7 +126,7 @@ class AgentServer:
             hints=str(self.directory / HINTS_NAME),
             started_ns=monotonic_ns(),
         )
-        self._machine = AgentMachine(me, Registry(self._hints.slot_generations(), settings.quota), steering)
+        self._machine = AgentMachine(me, Registry(self._hints.slot_generations(), settings.quota), steering, tuning)
         self._connections: dict[Client, ClientConnection] = {}
         self._scheduler = ClientScheduler(self)
         self._last_client = 0
@@ -139,7 +149,7 @@ class AgentServer:
         chosen = self._settings
         watch: NicWatch | None = None
         try:
-            watch = NicWatch(chosen.monitors) if chosen.watch_nics else None
+            watch = NicWatch(chosen.monitors, chosen.tuning.interval_ns) if chosen.watch_nics else None
             if watch is not None:
                 self._machine.monitors = watch.states
             return HostMonitor(

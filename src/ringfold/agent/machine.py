@@ -42,6 +42,7 @@ from ringfold.agent.events import (
 )
 from ringfold.agent.registry import Client, Pair, RegisteredFlow, Registry, RegistryChange, RequestRefusal
 from ringfold.agent.steering import Advice, Steering
+from ringfold.agent.tuning import AgentTuning
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     PAGE_FLOWS,
@@ -94,8 +95,11 @@ class AgentIdentity:
 class AgentMachine:
     """One host's agent without its sockets."""
 
-    def __init__(self, me: AgentIdentity, registry: Registry, steering: Steering) -> None:
+    def __init__(
+        self, me: AgentIdentity, registry: Registry, steering: Steering, tuning: AgentTuning | None = None
+    ) -> None:
         self._me, self._registry, self._steering = me, registry, steering
+        self._tuning = tuning or AgentTuning()
         self._clients: dict[Client, _ClientState] = {}
         self._advice: dict[int, Advice] = {}
         self.counts: Counter[str] = Counter()
@@ -212,7 +216,8 @@ class AgentMachine:
         record = self._registry.record(client)
         assert record is not None
         record.name = "".join(letter for letter in message.name[:100] if letter.isprintable())
-        return [SendMessage(client, AgentWelcome(AGENT_PROTOCOL, self._me.generation))]
+        welcome = AgentWelcome(AGENT_PROTOCOL, self._me.generation, self._tuning.requests_per_hint)
+        return [SendMessage(client, welcome)]
 
     def _register(self, client: Client, state: _ClientState, message: Register) -> list[Effect]:
         change = self._registry.register(client, message.flow)
@@ -350,6 +355,7 @@ class AgentMachine:
             refused=dict(sorted((self.refused + self._steering.refused).items())),
             telemetry=tuple(self.telemetry),
             monitors=self.monitors(),
+            tuning=self._tuning.shown(),
         )
 
 

@@ -297,7 +297,8 @@ class NicWatch:
     Raises ConfigError for an unknown name; a monitor that does not work is not used.
     """
 
-    def __init__(self, more: Iterable[str] = ()) -> None:
+    def __init__(self, more: Iterable[str] = (), busy_interval_ns: int = BUSY_INTERVAL_NS) -> None:
+        self._busy_interval_ns = busy_interval_ns
         others = [name for name in more if name not in (*FAST_MONITORS, *SLOW_MONITORS)]
         self._slow = open_monitors([*SLOW_MONITORS, *others])
         self._fast = open_monitors(FAST_MONITORS)
@@ -349,8 +350,9 @@ class NicWatch:
     def next_ns(self, now_ns: int) -> int:
         """When to read next."""
         if now_ns - self._last_busy_ns <= BUSY_FOR_NS:
-            return now_ns + BUSY_INTERVAL_NS
-        return now_ns + (IDLE_INTERVAL_NS if self._is_idle(now_ns) else ACTIVE_INTERVAL_NS)
+            return now_ns + self._busy_interval_ns
+        pause_ns = IDLE_INTERVAL_NS if self._is_idle(now_ns) else ACTIVE_INTERVAL_NS
+        return now_ns + max(pause_ns, self._busy_interval_ns)
 
     def _is_idle(self, now_ns: int) -> bool:
         return now_ns - max(self._last_busy_ns, self._last_sent_ns) > BUSY_FOR_NS

@@ -2,7 +2,7 @@
 
 Shares that were fixed by hand (`agent set`) come first, then a static policy, then the policy that follows congestion.
 That policy smooths its inputs, so after new information about a pair it decides several times: FAST_DECISIONS times
-every POLL_INTERVAL_NS, then whenever the shares are expected to have moved by TARGET_CHANGE, at least every
+every POLL_INTERVAL_NS (a setting), then whenever the shares are expected to have moved by TARGET_CHANGE, at least every
 HELD_INTERVAL_NS while a path is held and every MAX_INTERVAL_NS otherwise, and not at all if nothing is known about the
 pair. `wake_ns` is when the next decision is due; an agent without new information sleeps. Decisions fall on a common
 grid of POLL_INTERVAL_NS, so that one call serves many pairs.
@@ -110,8 +110,11 @@ class Steering:
         static: Sequence[float] | None = None,
         ingest: TelemetryIngest | None = None,
         policy: Policy | None = None,
+        *,
+        interval_ns: int = POLL_INTERVAL_NS,
+        backpressure: int = BACKPRESSURE,
     ) -> None:
-        self._static = static
+        self._static, self._interval_ns, self._backpressure = static, interval_ns, backpressure
         self._ingest, self._policy = ingest or TelemetryIngest(), policy or Policy()
         self._pairs: dict[int, _SteeredPair] = {}
         self._exact: dict[_Exact, set[int]] = {}
@@ -140,7 +143,7 @@ class Steering:
     def added(self, pair: Pair) -> Advice | None:
         """Add a pair. Returns advice that depends on no measurement; the advice of the policy follows with `decide`."""
         ends = [(address_number(local), address_number(remote)) for local, remote in pair.paths]
-        self._pairs[pair.slot] = _SteeredPair(pair, ends)
+        self._pairs[pair.slot] = _SteeredPair(pair, ends, last_decision_ns=-self._interval_ns)
         for path, (source, destination) in enumerate(ends):
             self._exact.setdefault((source, destination, path), set()).add(pair.slot)
             self._by_local.setdefault(source, set()).add(pair.slot)
@@ -194,7 +197,7 @@ class Steering:
             slots = list(self._exact.get((report.source, report.destination, report.path), ()))
         else:
             slots = [slot for slot in self._candidates(report) if _is_about(report, self._pairs[slot].ends)]
-        is_urgent = report.congestion >= BACKPRESSURE
+        is_urgent = report.congestion >= self._backpressure
         for slot in slots:
             may_wait = not is_urgent and len(slots) > MAX_DUE_PER_CALL
             self._schedule_decision(now_ns, slot, is_urgent=is_urgent, may_wait=may_wait)
@@ -233,7 +236,7 @@ class Steering:
                     self._schedule_decision(now_ns, slot, may_wait=True)
 
     def _schedule_decision(self, now_ns: int, slot: int, *, is_urgent: bool = False, may_wait: bool = False) -> None:
-        """A stream of new information leads to a decision every POLL_INTERVAL_NS; after a pause it is urgent.
+        """A stream of new information leads to a decision every self._interval_ns; after a pause it is urgent.
 
         Unless it may wait: the queue of a NIC concerns all its pairs, which may be thousands, a thousand times a
         second.
@@ -241,11 +244,11 @@ class Steering:
         steered = self._pairs[slot]
         steered.decisions = 0
         if may_wait:
-            self._schedule(slot, _round_up_to_poll(max(now_ns, steered.last_decision_ns + POLL_INTERVAL_NS)))
-        elif is_urgent or now_ns - steered.last_decision_ns >= POLL_INTERVAL_NS:
+            self._schedule(slot, self._round_up(max(now_ns, steered.last_decision_ns + self._interval_ns)))
+        elif is_urgent or now_ns - steered.last_decision_ns >= self._interval_ns:
             self._urgent[slot] = None
         else:
-            self._schedule(slot, _round_up_to_poll(steered.last_decision_ns + POLL_INTERVAL_NS))
+            self._schedule(slot, self._round_up(steered.last_decision_ns + self._interval_ns))
 
     # Decisions
 
@@ -322,18 +325,18 @@ class Steering:
     def _publish_if_changed(self, now_ns: int, steered: _SteeredPair, decision: Decision) -> list[Advice]:
         """Return the advice if it changed, and schedule the next decision."""
         published = steered.published
-        elapsed_ns = max(POLL_INTERVAL_NS, now_ns - steered.last_decision_ns)
+        elapsed_ns = max(self._interval_ns, now_ns - steered.last_decision_ns)
         steered.last_decision_ns = now_ns
         steered.decisions += 1
         moved = 1.0
         if published is not None and published.backpressure == decision.backpressure:
             moved = _distance(published, decision)
-        pause_ns = POLL_INTERVAL_NS
+        pause_ns = self._interval_ns
         if steered.decisions > FAST_DECISIONS:
             max_pause_ns = HELD_INTERVAL_NS if any(decision.backpressure) else MAX_INTERVAL_NS
             expected_ns = elapsed_ns * TARGET_CHANGE / max(moved, MIN_CHANGE)
-            pause_ns = int(min(max_pause_ns, max(POLL_INTERVAL_NS, expected_ns)))
-        self._schedule(steered.pair.slot, _round_up_to_poll(now_ns + pause_ns))
+            pause_ns = int(min(max_pause_ns, max(self._interval_ns, expected_ns)))
+        self._schedule(steered.pair.slot, self._round_up(now_ns + pause_ns))
         if moved < MIN_CHANGE:
             return []
         steered.published = decision
@@ -344,6 +347,10 @@ class Steering:
         if steered.due_ns is None or at_ns < steered.due_ns:
             steered.due_ns = at_ns
             heapq.heappush(self._due, (at_ns, slot))
+
+    def _round_up(self, at_ns: int) -> int:
+        """Decisions fall on a common grid."""
+        return -(-at_ns // self._interval_ns) * self._interval_ns
 
 
 def _is_about(report: Congestion, ends: Sequence[tuple[int, int]]) -> bool:
@@ -369,10 +376,6 @@ def _keep_newest(newest: dict[int, V], flow: int, report: V) -> None:
     newest[flow] = report
     if len(newest) > MAX_REPORTS_PER_PAIR:
         del newest[next(iter(newest))]
-
-
-def _round_up_to_poll(at_ns: int) -> int:
-    return -(-at_ns // POLL_INTERVAL_NS) * POLL_INTERVAL_NS
 
 
 def _distance(one: Decision, other: Decision) -> float:

@@ -10,6 +10,7 @@ from ringfold.limits import MAX_PATHS
 if TYPE_CHECKING:
     from ringfold.agent.client import AgentConsole
     from ringfold.agent.daemon import AgentSettings
+    from ringfold.agent.tuning import AgentTuning
     from ringfold.config import Resolved
     from ringfold.wire.agent import AgentStatus, ListedFlow
 
@@ -81,7 +82,7 @@ def _settings(resolved: "Resolved") -> "AgentSettings":
     from ringfold.runtime.process import raise_open_file_limit
     from ringfold.wire.telemetry import GateSettings
 
-    flows = resolved.integer("agent_user_flows")
+    flows, tuning = resolved.integer("agent_user_flows"), _tuning(resolved)
     # Every connection is an open file: one user must not use them all.
     clients = min(Quota().clients, raise_open_file_limit() // 4)
     keys = _keys(resolved)
@@ -89,12 +90,32 @@ def _settings(resolved: "Resolved") -> "AgentSettings":
     return AgentSettings(
         directory=_directories(resolved)[0],
         policy=resolved.text("agent_policy"),
+        tuning=tuning,
         quota=Quota(clients=clients, flows=flows, slots=min(flows, Quota().slots)),
         telemetry=resolved.listed("agent_telemetry"),
         gate=GateSettings(keys=keys, allow=allow),
         feeds=resolved.listed("agent_feeds"),
         report_to=resolved.listed("agent_report_to"),
-        reports=ReportSettings(key_id=min(keys, default=None), key=keys[min(keys)] if keys else None),
+        reports=ReportSettings(
+            interval_ms=tuning.interval_ms,
+            key_id=min(keys, default=None),
+            key=keys[min(keys)] if keys else None,
+        ),
+    )
+
+
+def _tuning(resolved: "Resolved") -> "AgentTuning":
+    from ringfold.agent.tuning import AgentTuning
+
+    return AgentTuning(
+        interval_ms=resolved.number("agent_interval_ms"),
+        backpressure=resolved.integer("agent_backpressure"),
+        release=resolved.integer("agent_release"),
+        gain=resolved.number("agent_gain"),
+        stale_ms=resolved.integer("agent_stale_ms"),
+        smoothing_ms=resolved.number("agent_smoothing_ms"),
+        rate_smoothing_ms=resolved.number("agent_rate_smoothing_ms"),
+        requests_per_hint=resolved.integer("agent_requests_per_hint"),
     )
 
 
@@ -166,6 +187,9 @@ def status(
 
 
 def _render(found: "AgentStatus", listed: "list[ListedFlow]") -> None:
+    from dataclasses import asdict
+
+    from ringfold.agent.tuning import AgentTuning
     from ringfold.cli.output import console, duration, table
 
     console.print(
@@ -176,6 +200,9 @@ def _render(found: "AgentStatus", listed: "list[ListedFlow]") -> None:
     columns = ["flow", "from", "to", "slot", "client", "shares", "why"]
     if listed:
         console.print(table("flows", columns, (_flow_row(each) for each in listed)))
+    changed = {name: value for name, value in found.tuning.items() if value != asdict(AgentTuning())[name]}
+    if changed:
+        console.print("set: " + ", ".join(f"agent_{name} {value:g}" for name, value in changed.items()))
     for name, why in found.monitors.items():
         if why:
             console.print(f"the NIC monitor {name} is not used: {why}")

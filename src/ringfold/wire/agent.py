@@ -60,6 +60,8 @@ class AgentWelcome(Message, frozen=True, tag="agent_welcome"):
 
     version: int
     generation: int
+    requests_per_hint: int = 1
+    """How many requests of a flow should share a read of its hint."""
 
 
 class Register(Message, frozen=True, tag="register"):
@@ -198,6 +200,8 @@ class AgentStatus(Message, frozen=True, tag="agent_status"):
     telemetry: tuple[str, ...] = ()
     monitors: dict[str, str] = field(default_factory=dict)
     """NIC monitors by name, and why one is not used (empty: it is)."""
+    tuning: dict[str, float] = field(default_factory=dict)
+    """The settings of its decisions, by name."""
 
 
 class AgentRefused(Message, frozen=True, tag="agent_refused"):

@@ -194,8 +194,8 @@ def _read_measured(connection: int, count: int, rest: bytes) -> Measured:
 def fixed_response(message: FromAgent) -> bytes:
     """The frame of a response. Raises ValueError for one that no fixed request leads to."""
     match message:
-        case AgentWelcome(_, generation):
-            return _frame(FixedType.WELCOME, 0, 0, generation)
+        case AgentWelcome(_, generation, requests_per_hint):
+            return _frame(FixedType.WELCOME, 0, requests_per_hint, generation)
         case Registered(request, connection, slot, generation):
             return _frame(FixedType.REGISTERED, 0, request, connection, _PLACE.pack(slot, generation))
         case Deregistered(request, connection):
@@ -217,9 +217,9 @@ def _decode_response(body: bytes) -> FromAgent:
     kind, count, request, connection, rest = _split(body)
     match kind:
         case FixedType.WELCOME:
-            _check_zero(count, request)
+            _check_zero(count)
             _check_size(rest, 0)
-            return AgentWelcome(AGENT_PROTOCOL, connection)
+            return AgentWelcome(AGENT_PROTOCOL, connection, max(1, request))
         case FixedType.REGISTERED:
             _check_zero(count)
             _check_size(rest, _PLACE.size)

@@ -48,7 +48,7 @@ REQUESTS: dict[str, ToAgent] = {
     "measured": Measured(5, (10**9, 0), (120, 7), (100, 0)),
 }
 RESPONSES: dict[str, FromAgent] = {
-    "welcome": AgentWelcome(1, 3),
+    "welcome": AgentWelcome(1, 3, 16),
     "registered": Registered(7, 2**40, 4_095, 1_048_575),
     "deregistered": Deregistered(9, 5),
     "refused": AgentRefused(7, "quota", "user 0 has 1 flows, the most that are allowed"),
