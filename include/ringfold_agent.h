@@ -924,6 +924,14 @@ static inline enum ringfold_hint_result ringfold_agent_hint(struct ringfold_agen
   return entry->last_result;
 }
 
+/* Whether the shares of the hint that was read last bind over the whole transfer (somebody fixed them): 1. Else they are
+ * where to begin, and a transport that measures may deviate: 0. */
+static inline int ringfold_agent_is_fixed(const struct ringfold_agent* agent, int id) {
+  const struct ringfold_agent_entry* entry = ringfold_agent_core_entry(&agent->core, id);
+  if (entry == 0 || entry->state != RINGFOLD_FLOW_PLACED || agent->hints != RINGFOLD_HINTS_OK) return 0;
+  return (ringfold_hint_flags(agent->map.base, entry->slot) & RINGFOLD_HINT_FIXED) != 0;
+}
+
 /* Polls until the flow has a place or is refused, or until the timeout. For programs that start, and for tests. */
 static inline enum ringfold_flow_state ringfold_agent_wait(struct ringfold_agent* agent, int id, int timeout_ms) {
   const uint64_t deadline_ns = ringfold_hints_now() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * RINGFOLD_AGENT_MS;

@@ -7,6 +7,7 @@
  *   wait ID MS                                    the state of the flow
  *   state ID                                      the state of the flow, its slot and generation
  *   hint ID                                       `local`, `busy`, or `PATHS BACKPRESSURE SHARE...`
+ *   fixed ID                                      1 if the shares bind
  *   look                                          the state of the hints
  *   every REQUESTS                                nothing: so many requests share a read; 0: as the agent advises
  *   report ID RATE...                             `0`; rates of 1, 2, ... us of RTT besides
@@ -129,6 +130,7 @@ static void run_command(char* line) {
     if (entry != 0) printf(" %u %u", (unsigned)entry->slot, (unsigned)entry->generation);
   }
   if (strcmp(line, "hint") == 0) print_hint(id);
+  if (strcmp(line, "fixed") == 0) printf("%d", ringfold_agent_is_fixed(&agent, id));
   if (strcmp(line, "every") == 0) ringfold_agent_set_requests_per_hint(&agent, (uint32_t)id);
   if (strcmp(line, "report") == 0) printf("%d", report(rest));
   if (strcmp(line, "renew") == 0) printf("%d", ringfold_agent_renew(&agent, id));

@@ -204,6 +204,7 @@ def test_a_hint_is_read_once_for_several_requests(
         ask("set", "1", "--share", "0", "--dir", directory)
         answers = [c("hint 0") for _ in range(4)]
         assert answers == ["2 0 0 65535"] * 3 + ["2 0 65535 0"]
+        assert c("fixed 0") == "1"
 
 
 def test_a_forked_child_changes_nothing(program: Path, directory: Path, options: list[str]) -> None:

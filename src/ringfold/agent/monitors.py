@@ -6,9 +6,10 @@ combines several monitors: each field comes from the first one that knows it.
     qdisc    the root queue of the NIC: bytes that wait, the queue's limit, drops        (netlink, about 15 us)
     ethtool  pause frames that came in since the last read, from the driver's counters   (ioctl; real NICs only)
     sys      the speed of the link, bytes and drops so far, what waits to be received    (/sys and /proc)
+    ebpf     the peak of the root queue since the last read, counted in the kernel       (root; used if it is named)
 
 Monitors are entry points of the group `ringfold.monitors`: a callable without arguments that returns a `Monitor`. These
-three are declared in pyproject.toml as other packages declare theirs. BUILT_IN has them, too, for a source tree that is
+four are declared in pyproject.toml as other packages declare theirs. BUILT_IN has them, too, for a source tree that is
 not installed, and so that no package replaces one of them by taking its name.
 
 A monitor of another package may fail in any way. One that does not load is not used. One that raises something else
@@ -35,6 +36,7 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 from ringfold.errors import ConfigError
+from ringfold.runtime.bpf import QueuePeaks
 from ringfold.runtime.netlink import EthtoolReader, QdiscReader, interface_index
 from ringfold.runtime.network import interfaces
 from ringfold.wire.telemetry import address_number
@@ -194,7 +196,26 @@ class SysMonitor:
             return None
 
 
-BUILT_IN: dict[str, Callable[[], Monitor]] = {"qdisc": QdiscMonitor, "ethtool": EthtoolMonitor, "sys": SysMonitor}
+class EbpfMonitor:
+    """The largest backlog of the root qdisc since the last read. A sample misses what comes and drains between two."""
+
+    def __init__(self) -> None:
+        self._peaks = QueuePeaks()
+
+    def read(self, nic: str) -> NicReading:
+        peak, packets = self._peaks.take(interface_index(nic))
+        return NicReading(tx_bytes=peak) if packets else NicReading()
+
+    def close(self) -> None:
+        self._peaks.close()
+
+
+BUILT_IN: dict[str, Callable[[], Monitor]] = {
+    "qdisc": QdiscMonitor,
+    "ethtool": EthtoolMonitor,
+    "sys": SysMonitor,
+    "ebpf": EbpfMonitor,
+}
 
 
 def known_monitors() -> dict[str, Callable[[], Callable[[], Monitor]]]:
@@ -286,6 +307,8 @@ MIN_ACTIVE_BYTES_S = 1_000_000
 ADDRESS_REFRESH_NS = 1_000_000_000
 FAST_MONITORS = ("qdisc",)
 SLOW_MONITORS = ("ethtool", "sys")
+OPTIONAL_FAST_MONITORS = ("ebpf",)
+"""Read as often as the fast ones, and before them, if they are named."""
 
 _log = logging.getLogger("ringfold.agent")
 Nics = dict[tuple[str, int], NicReading]
@@ -299,9 +322,11 @@ class NicWatch:
 
     def __init__(self, more: Iterable[str] = (), busy_interval_ns: int = BUSY_INTERVAL_NS) -> None:
         self._busy_interval_ns = busy_interval_ns
-        others = [name for name in more if name not in (*FAST_MONITORS, *SLOW_MONITORS)]
+        named = list(more)
+        fast = [*(name for name in OPTIONAL_FAST_MONITORS if name in named), *FAST_MONITORS]
+        others = [name for name in named if name not in (*fast, *SLOW_MONITORS)]
         self._slow = open_monitors([*SLOW_MONITORS, *others])
-        self._fast = open_monitors(FAST_MONITORS)
+        self._fast = open_monitors(fast)
         self._counts: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._last_refresh_ns: int | None = None

@@ -38,7 +38,7 @@ def agent(
     feed: Annotated[
         list[str] | None, typer.Option(help="Another feed of telemetry, ADAPTER=WHERE. May be given several times.")
     ] = None,
-    monitor: Annotated[list[str] | None, typer.Option(help="A NIC monitor of another package, by its name.")] = None,
+    monitor: Annotated[list[str] | None, typer.Option(help="A NIC monitor: ebpf, or one of another package.")] = None,
     nics: Annotated[bool, typer.Option("--nics/--no-nics", help="Watch the queues of this host's interfaces.")] = True,
     shared: Annotated[
         bool | None, typer.Option("--shared/--private", help="For all users of this host, or only for this one.")

@@ -158,7 +158,7 @@ def test_a_monitor_that_fails_leaves_the_others_alone() -> None:
 
 
 def test_an_unknown_monitor_is_refused_with_the_names_of_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'nope'; there are ethtool, qdisc, sys"):
+    with pytest.raises(ConfigError, match="'nope'; there are ebpf, ethtool, qdisc, sys"):
         open_monitors(["nope"])
 
 
