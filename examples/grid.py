@@ -10,8 +10,8 @@ fast between them; that part is made up here.
                  group 0     group 1        a column is one group: it reduces, and has one shared state
 
 Start peers of both shards in any order. Nothing happens until every shard has a peer, and there are FEWEST peers; from
-then on peers may come and go. All groups take the same steps at the same time, because all decide by what they were
-told when they met.
+then on peers may come and go. All groups take the same steps at the same time, because all decide by the
+result of the same `meet`.
 """
 
 import sys

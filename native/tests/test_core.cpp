@@ -246,8 +246,8 @@ Operand together(kernels::ReduceOp op, Operand a, Operand b) {
   }
 }
 
-// What element `i` must be, bit by bit: the operands of those that contribute, in the order of the schedule, and nobody
-// else's.
+// What element `i` must be, bit by bit: the operands of those that contribute, in the order of the schedule, and no
+// others.
 float contributed(const std::vector<std::vector<float>>& given, unsigned mask, kernels::ReduceOp op, std::size_t i,
                   bool small) {
   const auto ranks = static_cast<std::uint32_t>(given.size());

@@ -40,7 +40,7 @@ class Rounds:
             time.sleep(0.01)
 
     def whole(self, *names: str) -> Message:
-        """The next round in which exactly these nodes have a clock, and nobody is missing."""
+        """The next round in which exactly these nodes have a clock, and none is missing."""
         return self.next(lambda summary: clocked(summary) == set(names) and not missing(summary), f"of all {names}")
 
     def without(self, name: str) -> Message:

@@ -155,7 +155,7 @@ def test_a_thread_asks_who_is_pending_while_others_reduce(cluster: ProgramCluste
 
 
 def ask_beside_ops(me: ProgramContext) -> None:
-    """One thread reduces without a pause, another one asks until somebody is pending; then they stop together."""
+    """One thread reduces without a pause, another polls are_peers_pending until it is True; then both stop."""
     with _gather(me) as run:
         me.report("joined", rank=run.rank)
         me.receive()
