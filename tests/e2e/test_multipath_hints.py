@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from ringfold.agent.client import AgentConsole
-from ringfold.runtime.clock import monotonic_ns
+from ringfold.config import TELEMETRY_PORT
+from ringfold.runtime.clock import monotonic_ns, unix_ns
+from ringfold.runtime.datagrams import DatagramSender
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import multipath
 from ringfold.tools.bench.multipath import send_congestion, start_lab_agent
 from ringfold.tools.cluster import LocalCluster
 from ringfold.tools.lab import Lab
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME, ListedFlow
+from ringfold.wire.telemetry import Congestion, Packet, address_number, encode
 
 pytestmark = pytest.mark.skipif(labs.missing() is not None, reason=str(labs.missing()))
 
@@ -121,3 +124,50 @@ def test_a_share_that_is_fixed_by_hand_is_kept_until_it_is_auto_again(tmp_path: 
             console.set_shares(flow.flow.source, flow.flow.destination, ())
             until(cluster, lambda: not flows(directory)[0].is_fixed, "the share stays fixed")
             assert second_share(multipath._op(cluster, size)[1]) < 0.45
+
+
+def send_to(lab: Lab, host: int, source: str, destination: str, *, path: int, congestion: int) -> None:
+    """Send a host's agent a report about one pair, as a switch would."""
+    now_ns = unix_ns()
+    body = Congestion(address_number(source), address_number(destination), path, congestion)
+    with lab.within(host), DatagramSender(lab.address(host, multipath.CONTROL), TELEMETRY_PORT) as sender:
+        sender.send(encode(Packet(body, now_ns, now_ns), None))
+
+
+def counts(directory: Path) -> dict[str, int]:
+    with AgentConsole([directory]) as console:
+        return console.status().counts
+
+
+def test_a_receiver_that_hears_of_its_downlink_tells_the_sender(tmp_path: Path) -> None:
+    """Only the sender can choose another path: the receiver's agent forwards the report to the sender's."""
+    directories = [tmp_path / f"agent{host}" for host in range(2)]
+    with two_hosts() as lab, LocalCluster() as agents:
+        for host, directory in enumerate(directories):
+            options = ["--no-nics", "--telemetry", f"0.0.0.0:{TELEMETRY_PORT}", "--allow", "10.0.0.0/8"]
+            agents.start_agent(f"agent-{host}", directory, *options, inside=lab.inside(host), log_level="error")
+        for directory in directories:
+            until(agents, (directory / HINTS_NAME).exists, "an agent does not start")
+        with multipath._peers(lab, 2, agents=dict(enumerate(directories))) as cluster:
+            for directory in directories:
+                until(cluster, lambda directory=directory: len(flows(directory)) == 1, "no flow is registered")  # type: ignore[misc]
+            (flow,) = flows(directories[0])
+            assert flow.flow.source_host
+            assert flow.flow.destination_host
+            sender, receiver = (lab.address(host, 1) for host in range(2))
+
+            def is_held() -> bool:
+                send_to(lab, 1, sender, receiver, path=1, congestion=255)
+                return flows(directories[0])[0].backpressure == (False, True)
+
+            until(cluster, is_held, "the sender's agent does not learn of the congestion")
+            assert counts(directories[1])["telemetry forwarded"] > 0
+            assert counts(directories[0])["telemetry for flows from here"] > 0
+
+            def is_left() -> bool:
+                send_to(lab, 1, sender, receiver, path=1, congestion=255)  # good for a second
+                return sent(cluster)[1] == 0
+
+            until(cluster, is_left, "the sender goes on using the path")
+            send_to(lab, 1, sender, "192.0.2.1", path=1, congestion=255)
+            until(cluster, lambda: "telemetry not for us" in counts(directories[1]), "a stray report is not counted")

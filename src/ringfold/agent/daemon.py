@@ -24,6 +24,7 @@ from ringfold.agent.connections import BURST_NS, CPU_SHARE, REST_S, ClientConnec
 from ringfold.agent.effects import (
     CloseConnection,
     Effect,
+    ForwardTelemetry,
     OpenSlot,
     PublishAdvice,
     SendMessage,
@@ -87,6 +88,8 @@ class AgentSettings:
     """Other feeds of telemetry, ADAPTER=WHERE."""
     report_to: tuple[str, ...] = ()
     reports: ReportSettings = field(default_factory=ReportSettings)
+    forward_port: int = TELEMETRY_PORT
+    """Where the agents of other hosts receive telemetry; 0: nothing is forwarded to them."""
     watch_nics: bool = True
     monitors: tuple[str, ...] = ()
     """NIC monitors from other packages, by their names."""
@@ -153,7 +156,12 @@ class AgentServer:
             if watch is not None:
                 self._machine.monitors = watch.states
             return HostMonitor(
-                self._take_event, watch=watch, report_to=chosen.report_to, reports=chosen.reports, feeds=chosen.feeds
+                self._take_event,
+                watch=watch,
+                report_to=chosen.report_to,
+                reports=chosen.reports,
+                feeds=chosen.feeds,
+                forward_port=chosen.forward_port,
             )
         except BaseException:
             if watch is not None:
@@ -319,6 +327,9 @@ class AgentServer:
                 self._hints.publish(slot, shares, backpressure, is_fixed)
             case WithdrawAdvice(slot):
                 self._hints.withdraw(slot)
+            case ForwardTelemetry(address, report, measured_unix_ns):
+                if not self._host_monitor.forward(address, report, measured_unix_ns):
+                    self._machine.counts["telemetry forwards lost"] += 1
             case WatchPair(pair):
                 self._host_monitor.watch_pair(pair)
             case UnwatchPair(pair):

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from ringfold.agent.registry import Client, Pair
 from ringfold.wire.agent import FromAgent
+from ringfold.wire.telemetry import Congestion
 
 
 class SendMessage(Struct, frozen=True):
@@ -42,6 +43,14 @@ class WithdrawAdvice(Struct, frozen=True):
     slot: int
 
 
+class ForwardTelemetry(Struct, frozen=True):
+    """Send a report about traffic to this host to the agent of the host that sends it, at this address."""
+
+    address: str
+    report: Congestion
+    measured_unix_ns: int
+
+
 class WatchPair(Struct, frozen=True):
     """A pair has its first flow: watch its interfaces, and report it to the switches."""
 
@@ -54,4 +63,13 @@ class UnwatchPair(Struct, frozen=True):
     pair: Pair
 
 
-Effect = SendMessage | CloseConnection | OpenSlot | PublishAdvice | WithdrawAdvice | WatchPair | UnwatchPair
+Effect = (
+    SendMessage
+    | CloseConnection
+    | OpenSlot
+    | PublishAdvice
+    | WithdrawAdvice
+    | ForwardTelemetry
+    | WatchPair
+    | UnwatchPair
+)

@@ -1,4 +1,5 @@
-"""What the agent does besides serving clients: watch the interfaces of flows, report to switches, read feeds.
+"""What the agent does besides serving clients: watch the interfaces of flows, report to switches and to the agents of
+other hosts, read feeds.
 
 A thin shell around the NIC monitors (`monitors.py`), the reports (`telemetry.py`) and the feeds (`adapters.py`). What
 it measures goes to the machine as events. The daemon calls it when a pair gets its first flow and loses its last.
@@ -18,10 +19,14 @@ from ringfold.errors import ConfigError
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramSender
 from ringfold.runtime.feeds import is_missing
-from ringfold.wire.telemetry import FlowAdded, address_number
+from ringfold.runtime.netlink import interface_index
+from ringfold.runtime.network import interfaces
+from ringfold.wire.telemetry import Congestion, FlowAdded, FlowPath, address_number
 
 REPORT_INTERVAL_S = 0.1
 """How often reports are due if no interfaces are watched."""
+MAX_AGENTS = 1_024
+"""Sockets to the agents of other hosts."""
 
 _log = logging.getLogger("ringfold.agent")
 
@@ -37,10 +42,14 @@ class HostMonitor:
         report_to: tuple[str, ...] = (),
         reports: ReportSettings | None = None,
         feeds: tuple[str, ...] = (),
+        forward_port: int = TELEMETRY_PORT,
     ) -> None:
         self._deliver, self._nic_watch = deliver, watch
         self._feeds = [(open_adapter(name), where) for name, where in map(parse_feed, feeds)]
         self._reporter = Reporter(unix_ns(), reports) if report_to else None
+        self._forwarder, self._forward_port = Reporter(unix_ns(), reports), forward_port
+        self._agents: dict[str, DatagramSender] = {}
+        """To the agents of other hosts, by address; the first one was used longest ago."""
         self._collectors: list[DatagramSender] = []
         for address in report_to:
             try:
@@ -80,10 +89,22 @@ class HostMonitor:
         self.close()
 
     def close(self) -> None:
-        for collector in self._collectors:
-            collector.close()
+        for sender in (*self._collectors, *self._agents.values()):
+            sender.close()
         if self._nic_watch is not None:
             self._nic_watch.close()
+
+    def forward(self, address: str, report: Congestion, measured_unix_ns: int) -> bool:
+        """Send a report to the agent of another host. False: it is lost, or nobody received the one before."""
+        if not self._forward_port:
+            return False
+        sender = self._agents.pop(address, None) or DatagramSender(address, self._forward_port)
+        self._agents[address] = sender
+        if len(self._agents) > MAX_AGENTS:
+            self._agents.pop(next(iter(self._agents))).close()
+        lost, was_refused = sender.lost, sender.was_refused
+        sender.send(self._forwarder.forwarded(measured_unix_ns, report))
+        return sender.lost == lost and not was_refused
 
     def watch_pair(self, pair: Pair) -> None:
         self._pairs += 1
@@ -92,7 +113,7 @@ class HostMonitor:
             for local, _ in pair.paths:
                 self._nic_watch.add_address(local)
         if self._reporter is not None:
-            self._report(self._reporter.flow_added(unix_ns(), _flow_report(pair)))
+            self._report(self._reporter.flow_added(unix_ns(), _flow_report(pair), _path_reports(pair)))
 
     def unwatch_pair(self, pair: Pair) -> None:
         self._pairs -= 1
@@ -140,6 +161,25 @@ class HostMonitor:
 def _flow_report(pair: Pair) -> FlowAdded:
     ends = (address_number(pair.source), address_number(pair.destination))
     return FlowAdded(*ends, pair.slot, pair.generation, len(pair.paths))
+
+
+def _path_reports(pair: Pair) -> list[FlowPath]:
+    """Each path of a pair, with the interface of its local address, where this host has it."""
+    try:
+        names = interfaces()
+    except OSError:
+        names = {}
+    found = []
+    for path, (local, remote) in enumerate(pair.paths):
+        plain, _, scope = local.partition("%")
+        name = scope or names.get(plain, "")
+        try:
+            index = interface_index(name) if name else 0
+        except OSError:
+            index = 0
+        ends = (address_number(local), address_number(remote))
+        found.append(FlowPath(*ends, pair.slot, pair.generation, path, index, name))
+    return found
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from ringfold.agent.effects import (
     CloseConnection,
     Effect,
+    ForwardTelemetry,
     OpenSlot,
     PublishAdvice,
     SendMessage,
@@ -41,7 +42,7 @@ from ringfold.agent.events import (
     Tick,
 )
 from ringfold.agent.registry import Client, Pair, RegisteredFlow, Registry, RegistryChange, RequestRefusal
-from ringfold.agent.steering import Advice, Steering
+from ringfold.agent.steering import Advice, Forward, Steering
 from ringfold.agent.tuning import AgentTuning
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
@@ -134,11 +135,9 @@ class AgentMachine:
             case ConnectionClosed(client):
                 return self._close(client)
             case DatagramReceived(unix_ns, content, address):
-                self._steering.datagram(now_ns, unix_ns, content, address)
-                return []
+                return self._forward(unix_ns, self._steering.datagram(now_ns, unix_ns, content, address))
             case QueueObserved(unix_ns, observation):
-                self._steering.observed(now_ns, unix_ns, observation)
-                return []
+                return self._forward(unix_ns, self._steering.observed(now_ns, unix_ns, observation))
             case NicQueuesRead(pressures):
                 self._steering.local(now_ns, pressures)
                 return []
@@ -146,6 +145,9 @@ class AgentMachine:
                 return self._decide(now_ns, only_urgent=only_urgent)
             case _:
                 assert_never(event)
+
+    def _forward(self, unix_ns: int, forwards: Sequence[Forward]) -> list[Effect]:
+        return [ForwardTelemetry(each.address, each.report, unix_ns - each.age_ns) for each in forwards]
 
     def check(self) -> None:
         """Check the invariants of the tables that clients share. Slow: for tests, and after an error."""

@@ -4,8 +4,10 @@ A monitor reads one NIC at a time, in some microseconds, and returns what it kno
 combines several monitors: each field comes from the first one that knows it.
 
     qdisc    the root queue of the NIC: bytes that wait, the queue's limit, drops        (netlink, about 15 us)
-    ethtool  pause frames that came in since the last read, from the driver's counters   (ioctl; real NICs only)
-    sys      the speed of the link, bytes and drops so far, what waits to be received    (/sys and /proc)
+    ethtool  pause frames that came in since the last read, and what each transmit queue
+             has sent, from the driver's counters                                        (ioctl; real NICs only)
+    sys      the speed of the link, bytes and drops so far, what waits to be received,
+             and what each transmit queue has in flight to the device                    (/sys and /proc)
     ebpf     the peak of the root queue since the last read, counted in the kernel       (root; used if it is named)
 
 Monitors are entry points of the group `ringfold.monitors`: a callable without arguments that returns a `Monitor`. These
@@ -65,6 +67,11 @@ class NicReading:
     received_bytes: int | None = None
     is_paused: bool | None = None
     """It received pause frames since the last read."""
+    interface_index: int | None = None
+    queue_counts: Mapping[int, tuple[int | None, int | None]] | None = None
+    """By transmit queue, the bytes and packets that it has sent."""
+    queue_limits: Mapping[int, tuple[int, int]] | None = None
+    """By transmit queue, the bytes in flight to the device, and their limit (byte queue limits)."""
 
     def pressure(self) -> float | None:
         """Its congestion, 0 to 255, for `PathInput.local`; None if nothing is known.
@@ -127,15 +134,35 @@ class EthtoolMonitor:
         self._last: dict[str, int] = {}
 
     def read(self, nic: str) -> NicReading:
-        pauses = pause_count(self._reader.statistics(nic))
+        statistics = self._reader.statistics(nic)
+        pauses, queues = pause_count(statistics), queue_counts(statistics) or None
         if pauses is None:
-            return NicReading()
+            return NicReading(queue_counts=queues)
         last = self._last.get(nic, pauses)
         self._last[nic] = pauses
-        return NicReading(is_paused=pauses > last)
+        return NicReading(is_paused=pauses > last, queue_counts=queues)
 
     def close(self) -> None:
         self._reader.close()
+
+
+_TX_QUEUE = (
+    re.compile(r"tx[-_]?(?:queue[-_])?(?P<queue>\d+)[-_.](?P<what>bytes|packets)"),  # virtio, igb, ixgbe, i40e, mlx5
+    re.compile(r"queue_(?P<queue>\d+)_tx_(?P<what>bytes|cnt)"),  # ena
+    re.compile(r"tx_(?P<what>bytes|packets)\[(?P<queue>\d+)\]"),  # gve
+)
+
+
+def queue_counts(statistics: Mapping[str, int]) -> dict[int, tuple[int | None, int | None]]:
+    """By transmit queue, the bytes and packets that it has sent, under any name that drivers use."""
+    found: dict[int, tuple[int | None, int | None]] = {}
+    for name, value in statistics.items():
+        match = next((match for each in _TX_QUEUE if (match := each.fullmatch(name.lower()))), None)
+        if match is not None:
+            queue = int(match["queue"])
+            sent_bytes, packets = found.get(queue, (None, None))
+            found[queue] = (value, packets) if match["what"] == "bytes" else (sent_bytes, value)
+    return found
 
 
 _PAUSE = re.compile(r"rx.*(pause|pfc|xoff)|(pause|pfc|xoff).*rx")
@@ -174,7 +201,23 @@ class SysMonitor:
             drops=self._number(nic, "statistics/tx_dropped"),
             sent_bytes=self._number(nic, "statistics/tx_bytes"),
             received_bytes=self._number(nic, "statistics/rx_bytes"),
+            interface_index=self._number(nic, "ifindex"),
+            queue_limits=self._queue_limits(nic) or None,
         )
+
+    def _queue_limits(self, nic: str) -> dict[int, tuple[int, int]]:
+        """By transmit queue, what is in flight to the device and its limit, where the driver has byte queue limits."""
+        found: dict[int, tuple[int, int]] = {}
+        try:
+            queues = os.listdir(os.path.join(self._sys, nic, "queues"))
+        except OSError:
+            return found
+        for queue in queues:
+            kind, _, number = queue.partition("-")
+            limits = [self._number(nic, f"queues/{queue}/byte_queue_limits/{name}") for name in ("inflight", "limit")]
+            if kind == "tx" and number.isdecimal() and limits[0] is not None and limits[1] is not None:
+                found[int(number)] = limits[0], limits[1]
+        return found
 
     def close(self) -> None:
         pass

@@ -65,7 +65,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ringfold.errors import ConfigError
+from ringfold.wire.telemetry import FULL_QUEUE
 
+FULL_QUEUE_S = 0.05
+"""A queue that takes this long to drain counts as full, whatever its limit."""
 MAX_PRESUMED_PRESSURE = 128.0
 _MAX_PRESSURE = 255.0
 _AGE_DECAY_MS = 2_000.0
@@ -133,6 +136,8 @@ class PathInput:
     """Bytes a second that the flow gets there while it is busy."""
     shared: Hashable = None
     """The resource that this path shares with paths of other flows, if any."""
+    depth_bytes: int = 0
+    """What waits in the queue that `congestion` is about; 0 is empty or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +265,11 @@ class Policy:
         blend = 1 - math.exp(-elapsed_ms / max(self._settings.pressure_ms, known.age_ms / 2))
         rate_blend = 1 - math.exp(-elapsed_ms / self._settings.rate_ms)
         for number, (path, news) in enumerate(zip(known.paths, one.paths, strict=True)):
-            path.pressure = _smoothed(path.pressure, _max_known(news.congestion, news.local), blend)
             # A rate stays while it is not measured: the capacity of an unused path does not change.
             if news.rate is not None and news.rate > 0:
                 path.rate = _smoothed(path.rate, news.rate, rate_blend)
+            congestion = _max_known(news.congestion, _depth_pressure(news.depth_bytes, path.rate))
+            path.pressure = _smoothed(path.pressure, _max_known(congestion, news.local), blend)
             if news.shared != path.shared:
                 self._leave_shared(one.flow, number, path)
                 path.shared = news.shared
@@ -387,6 +393,16 @@ class Policy:
             if len(known.swings) >= 2:
                 known.gain_factor = max(self._settings.min_gain, known.gain_factor / 2)
                 known.swings.clear()
+
+
+def _depth_pressure(depth_bytes: int, rate: float | None) -> float | None:
+    """The pressure of so many bytes in a queue: full is what the flow's rate there takes FULL_QUEUE_S to drain.
+
+    A large buffer is a long wait before it is full, and its congestion does not show that.
+    """
+    if not depth_bytes or not rate:
+        return None
+    return FULL_QUEUE * min(1.0, depth_bytes / (rate * FULL_QUEUE_S))
 
 
 def _max_known(one: float | None, other: float | None) -> float | None:

@@ -11,6 +11,12 @@ A pair without information gets no advice: the local policy of its sender is bet
 paths are clear and whose rates are unknown: equal shares would be a guess, too, and a bad one for unequal paths. If all
 information about a pair has become stale, its advice is withdrawn.
 
+Telemetry has a direction. A report about a path that a flow of this host sends on leads to a decision. One about
+traffic *to* this host is for the host that sends it: nobody else can choose another path. It is forwarded to that
+host's agent, at the address that the traffic comes from, once for each sender that a flow of this host leads back to,
+and not more often than every FORWARD_INTERVAL_NS unless backpressure begins or ends. A report about neither is counted
+as not for us. A forwarded report names one pair, whose sender receives it: it is never forwarded again.
+
 RTTs that senders measured are only shown; they do not change shares. RTT above the minimum is not a measure of queues:
 a sender with more to send fills the queue of its path itself (its rate includes that already), and one with little to
 send gets late acknowledgements (delayed ACKs add 2 to 40 ms on an empty path).
@@ -35,7 +41,7 @@ from ringfold.agent.registry import Pair
 from ringfold.agent.telemetry import TelemetryIngest
 from ringfold.errors import ConfigError
 from ringfold.wire.agent import Measured
-from ringfold.wire.telemetry import EXACT, Congestion, Refusal, address_number, masked
+from ringfold.wire.telemetry import EXACT, Congestion, Refusal, address_number, address_text, masked
 
 POLL_INTERVAL_NS = 1_000_000
 HELD_INTERVAL_NS = 5_000_000
@@ -43,6 +49,8 @@ MAX_INTERVAL_NS = 50_000_000
 FAST_DECISIONS = 5
 MAX_DUE_PER_CALL = 16
 MAX_URGENT_PER_CALL = 64
+FORWARD_INTERVAL_NS = 1_000_000
+MAX_FORWARDS_PER_REPORT = 64
 MAX_REPORTS_PER_PAIR = 64
 """The measurements of this many flows of a pair are kept."""
 MIN_CHANGE = 1e-4
@@ -77,6 +85,15 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """A report for the agent of another host, which has this address, and how old it is."""
+
+    address: str
+    report: Congestion
+    age_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class _RateReport:
     """The rates that one flow measured on each path."""
 
@@ -99,6 +116,8 @@ class _SteeredPair:
     decisions: int = 0
     """Since the last new information."""
     published: Decision | None = None
+    forwarded: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """By path, when a report about the traffic from there was last forwarded, and whether it was backpressure."""
     fixed: tuple[float, ...] | None = None
 
 
@@ -123,6 +142,7 @@ class Steering:
         self._local: dict[int, float] = {}
         self._due: list[tuple[int, int]] = []
         self._urgent: dict[int, None] = {}
+        self._directions: Counter[str] = Counter()
 
     @property
     def name(self) -> str:
@@ -131,7 +151,7 @@ class Steering:
     @property
     def counts(self) -> Counter[str]:
         table = self._ingest.table
-        found = Counter({f"telemetry {name}": count for name, count in table.counts.items()})
+        found = Counter({f"telemetry {name}": count for name, count in (table.counts + self._directions).items()})
         return found + Counter({"telemetry packets": self._ingest.gate.accepted})
 
     @property
@@ -179,28 +199,71 @@ class Steering:
 
     # New information
 
-    def datagram(self, now_ns: int, unix_ns: int, content: bytes, address: str) -> None:
-        """A datagram from a telemetry port, of any content."""
+    def datagram(self, now_ns: int, unix_ns: int, content: bytes, address: str) -> list[Forward]:
+        """A datagram from a telemetry port, of any content. Returns what is for other hosts."""
         report = self._ingest.datagram(now_ns, unix_ns, content, address)
-        if isinstance(report, Congestion):
-            self._on_congestion(now_ns, report)
+        return self._on_congestion(now_ns, report) if isinstance(report, Congestion) else []
 
-    def observed(self, now_ns: int, unix_ns: int, observation: Observation | Refusal) -> None:
-        """An observation of a feed."""
+    def observed(self, now_ns: int, unix_ns: int, observation: Observation | Refusal) -> list[Forward]:
+        """An observation of a feed. Returns what is for other hosts."""
         if isinstance(observation, Refusal):
             self._ingest.gate.refused[observation.reason] += 1
         elif self._ingest.table.add_observation(now_ns, unix_ns, observation.body, observation.unix_ns or unix_ns):
-            self._on_congestion(now_ns, observation.body)
+            return self._on_congestion(now_ns, observation.body)
+        return []
 
-    def _on_congestion(self, now_ns: int, report: Congestion) -> None:
+    def _on_congestion(self, now_ns: int, report: Congestion) -> list[Forward]:
         if report.source_bits == report.destination_bits == EXACT:
             slots = list(self._exact.get((report.source, report.destination, report.path), ()))
         else:
             slots = [slot for slot in self._candidates(report) if _is_about(report, self._pairs[slot].ends)]
+        if not slots:
+            return self._on_inbound(now_ns, report)
+        self._directions["for flows from here"] += 1
         is_urgent = report.congestion >= self._backpressure
         for slot in slots:
             may_wait = not is_urgent and len(slots) > MAX_DUE_PER_CALL
             self._schedule_decision(now_ns, slot, is_urgent=is_urgent, may_wait=may_wait)
+        return []
+
+    def _on_inbound(self, now_ns: int, report: Congestion) -> list[Forward]:
+        """A report that is about no flow from here: perhaps about traffic to this host, and then for its senders."""
+        senders = self._senders(report)
+        self._directions["for senders to here" if senders else "not for us"] += 1
+        found: list[Forward] = []
+        for (remote, local), slot in list(senders.items())[:MAX_FORWARDS_PER_REPORT]:
+            steered, is_held = self._pairs[slot], report.congestion >= self._backpressure
+            last_ns, was_held = steered.forwarded.get(report.path, (-FORWARD_INTERVAL_NS, False))
+            if is_held == was_held and now_ns - last_ns < FORWARD_INTERVAL_NS:
+                continue
+            steered.forwarded[report.path] = now_ns, is_held
+            exact = Congestion(remote, local, report.path, report.congestion, report.depth_bytes)
+            reading = self._ingest.table.reading(now_ns, remote, local, report.path)
+            found.append(Forward(address_text(remote), exact, 0 if reading is None else reading.age_ns))
+        self._directions["forwarded"] += len(found)
+        self._directions["forwards left out"] += len(senders) - len(found)
+        return found
+
+    def _senders(self, report: Congestion) -> dict[tuple[int, int], int]:
+        """The (remote, local) addresses on the path of a report that it is about, each with the slot of a flow back.
+
+        A report about all destinations is about the port that a host sends into, and this host is not it. An address of
+        this host is no other host.
+        """
+        if not report.destination_bits:
+            return {}
+        if report.destination_bits == EXACT:
+            slots: Iterable[int] = self._by_local.get(report.destination, ())
+        elif report.source_bits == EXACT:
+            slots = self._by_remote.get(report.source, ())
+        else:
+            slots = self._pairs
+        found: dict[tuple[int, int], int] = {}
+        for slot in sorted(slots):
+            ends = [(remote, local) for local, remote in self._pairs[slot].ends]
+            if _is_about(report, ends) and ends[report.path][0] not in self._by_local:
+                found.setdefault(ends[report.path], slot)
+        return found
 
     def _candidates(self, report: Congestion) -> Iterable[int]:
         """The slots that a packet with a prefix may be about. If one prefix is a host, only the pairs of that host."""
@@ -314,6 +377,7 @@ class Steering:
             inputs.append(
                 PathInput(
                     congestion=None if reading is None else reading.congestion,
+                    depth_bytes=0 if reading is None else reading.depth_bytes,
                     age_ns=0 if reading is None else reading.age_ns,
                     local=self._local.get(source),
                     rate=sum(rates) if rates else None,

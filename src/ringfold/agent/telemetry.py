@@ -17,12 +17,14 @@ them to every collector. UDP loses some, so:
 
 - The queue of a NIC is reported when it changed by more than `change_bytes`, and on a timer: every `interval_ms` while
   it holds bytes, every `quiet_ms` while it is empty.
-- A flow is reported when it is added and when it is removed. All flows are repeated within `repeat_ms`, a few at a
-  time. A collector may forget a flow that was not repeated for several times that long.
+- The transmit queues of a NIC, where the kernel has figures of them, are reported every `repeat_ms`.
+- A flow is reported when it is added, with its paths and their interfaces, and when it is removed. All flows are
+  repeated within `repeat_ms`, a few at a time. A collector may forget a flow that was not repeated for several times
+  that long.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -33,11 +35,13 @@ from ringfold.wire.telemetry import (
     Body,
     Congestion,
     FlowAdded,
+    FlowPath,
     FlowRemoved,
     Gate,
     NicQueues,
     Packet,
     Refusal,
+    TxQueue,
     encode,
     masked,
 )
@@ -47,6 +51,8 @@ _Key = tuple[int, int, int]
 
 MAX_PREFIX_LENGTHS = 32
 """How many different pairs of prefix lengths are kept: each costs every lookup one more step."""
+MAX_REPORTED_QUEUES = 256
+"""Transmit queues of one NIC."""
 MAX_PLAUSIBLE_AGE_NS = 5_000_000_000
 """Up to this age the sender's time counts. Beyond it the clocks do not agree, and only the time of receipt counts."""
 
@@ -220,17 +226,26 @@ class Reporter:
         self._sequence = unix_ns
         self._flows: dict[tuple[int, int], FlowAdded] = {}
         """The first one is repeated next, and moves to the end."""
+        self._paths: dict[tuple[int, int], tuple[FlowPath, ...]] = {}
+        self._queues_ns: dict[tuple[str, int], int] = {}
+        """When the transmit queues of a NIC were reported last."""
         self._repeated_ns: int | None = None
         self._sent: dict[tuple[str, int], _SentReport] = {}
 
-    def flow_added(self, unix_ns: int, flow: FlowAdded) -> list[bytes]:
-        """The packets that report a new flow."""
+    def flow_added(self, unix_ns: int, flow: FlowAdded, paths: Iterable[FlowPath] = ()) -> list[bytes]:
+        """The packets that report a new flow, and its paths."""
         self._flows[flow.slot, flow.generation] = flow
-        return [self._packet(unix_ns, flow)]
+        self._paths[flow.slot, flow.generation] = tuple(paths)
+        return self._flow_packets(unix_ns, flow)
+
+    def _flow_packets(self, unix_ns: int, flow: FlowAdded) -> list[bytes]:
+        bodies: list[Body] = [flow, *self._paths.get((flow.slot, flow.generation), ())]
+        return [self._packet(unix_ns, body) for body in bodies]
 
     def flow_removed(self, unix_ns: int, flow: FlowAdded) -> list[bytes]:
         """The packets that report the end of a flow: two, because it is not repeated later."""
         self._flows.pop((flow.slot, flow.generation), None)
+        self._paths.pop((flow.slot, flow.generation), None)
         gone = FlowRemoved(flow.source, flow.destination, flow.slot, flow.generation, flow.paths)
         return [self._packet(unix_ns, gone), self._packet(unix_ns, gone)]
 
@@ -238,12 +253,30 @@ class Reporter:
         """The packets that are due now: about NICs, by (name, address), and repeated flows."""
         for nic in self._sent.keys() - nics.keys():
             del self._sent[nic]
+            self._queues_ns.pop(nic, None)
         found = [
             self._packet(unix_ns, NicQueues(*nic, reading.tx_bytes, reading.rx_bytes))
             for nic, reading in sorted(nics.items(), key=lambda each: each[0])
             if self._is_due(now_ns, nic, reading)
         ]
-        return found + [self._packet(unix_ns, flow) for flow in self._repeats(now_ns)]
+        found += [self._packet(unix_ns, queue) for queue in self._due_queues(now_ns, nics)]
+        return found + [packet for flow in self._repeats(now_ns) for packet in self._flow_packets(unix_ns, flow)]
+
+    def _due_queues(self, now_ns: int, nics: Mapping[tuple[str, int], NicReading]) -> list[TxQueue]:
+        """The transmit queues to report now: those of each NIC that the kernel has figures of."""
+        found: list[TxQueue] = []
+        for nic, reading in sorted(nics.items(), key=lambda each: each[0]):
+            counts, limits = reading.queue_counts or {}, reading.queue_limits or {}
+            last_ns = self._queues_ns.get(nic)
+            if not counts and not limits:
+                continue
+            if last_ns is not None and now_ns - last_ns < self._settings.repeat_ms * 1e6:
+                continue
+            self._queues_ns[nic] = now_ns
+            for queue in sorted({*counts, *limits})[:MAX_REPORTED_QUEUES]:
+                figures = (*counts.get(queue, (None, None)), *limits.get(queue, (None, None)))
+                found.append(TxQueue(*nic, reading.interface_index or 0, queue, *figures))
+        return found
 
     def _is_due(self, now_ns: int, nic: tuple[str, int], reading: NicReading) -> bool:
         if reading.tx_bytes is None and reading.rx_bytes is None:
@@ -274,6 +307,10 @@ class Reporter:
             del self._flows[place]
             self._flows[place] = flow
         return [flow for _, flow in found]
+
+    def forwarded(self, measured_unix_ns: int, report: Congestion) -> bytes:
+        """The packet that passes a switch's report on to the agent of another host."""
+        return self._packet(measured_unix_ns, report)
 
     def _packet(self, unix_ns: int, body: Body) -> bytes:
         self._sequence += 1

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ringfold.config import TELEMETRY_PORT
 from ringfold.limits import MAX_PATHS
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def agent(
     ] = None,
     key_file: Annotated[Path | None, typer.Option(help="File with the key that telemetry must be signed with.")] = None,
     report_to: Annotated[list[str] | None, typer.Option(help="UDP address to report flows and queues to.")] = None,
+    forward_port: Annotated[
+        int, typer.Option(help="UDP port of other hosts' agents, for telemetry about traffic from there; 0: none.")
+    ] = TELEMETRY_PORT,
     feed: Annotated[
         list[str] | None, typer.Option(help="Another feed of telemetry, ADAPTER=WHERE. May be given several times.")
     ] = None,
@@ -71,7 +75,10 @@ def agent(
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
     for warning in resolved.warnings:
         logging.getLogger(__name__).warning(warning)
+    if not 0 <= forward_port < 1 << 16:
+        raise typer.BadParameter(f"--forward-port is a port, or 0, not {forward_port}")
     chosen = replace(_settings(resolved), is_shared=shared, watch_nics=nics, monitors=tuple(monitor or ()))
+    chosen = replace(chosen, forward_port=forward_port)
     asyncio.run(_serve(chosen))
 
 

@@ -25,6 +25,8 @@ REPORT_EVERY_NS = 250_000_000
 
 FlowPaths = tuple[tuple[str, str], ...]
 """Own and other address of each path."""
+Hosts = tuple[str, str]
+"""The names of the own and of the other host."""
 _Followed = tuple[Path, Place]
 
 
@@ -54,8 +56,11 @@ class PathShares:
         self._flows: dict[PeerId, _Flow] = {}
         self._next_report_ns = 0
 
-    def follow(self, wanted: Mapping[PeerId, FlowPaths]) -> None:
-        """Set the neighbours, and the paths to each. A flow that stays the same keeps its place."""
+    def follow(self, wanted: Mapping[PeerId, FlowPaths], hosts: Mapping[PeerId, Hosts] | None = None) -> None:
+        """Set the neighbours, and the paths to each. A flow that stays the same keeps its place.
+
+        `hosts` has the names of both hosts, for each neighbour: `agent status` shows them.
+        """
         for peer in [peer for peer, flow in self._flows.items() if wanted.get(peer) != flow.paths]:
             self._drop(peer)
         for peer, paths in wanted.items():
@@ -63,7 +68,9 @@ class PathShares:
                 continue
             if self._client is None:
                 self._client = self._new_client(self._directories, self._name, self._wake)
-            self._flows[peer] = _Flow(self._client.register(*paths[0], paths), paths)
+            here, there = (hosts or {}).get(peer, ("", ""))
+            connection = self._client.register(*paths[0], paths, source_host=here, destination_host=there)
+            self._flows[peer] = _Flow(connection, paths)
 
     def tick(self, now_ns: int) -> None:
         """Pass changed places to the engine, and measurements to the agent when they are due."""
@@ -134,3 +141,9 @@ def flows_of(record: Record, me: PeerId) -> dict[PeerId, FlowPaths]:
             ends = ((here.addresses[path % here.paths], there.addresses[path % there.paths]) for path in range(paths))
             flows[there.peer] = tuple(ends)
     return flows
+
+
+def hosts_of(record: Record, me: PeerId) -> dict[PeerId, Hosts]:
+    """The names of this host and of each other member's, as the members gave them when they joined."""
+    names = {member.peer: member.host for member in record.members}
+    return {peer: (names[me], host) for peer, host in names.items() if peer != me}

@@ -70,7 +70,7 @@ from ringfold.peer.events import (
 )
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import copy_error, error_of
-from ringfold.peer.path_shares import PathShares, flows_of
+from ringfold.peer.path_shares import PathShares, flows_of, hosts_of
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.probe.logs.files import ProbeLog
@@ -373,7 +373,8 @@ class Session:
 
     def _follow_paths(self, shares: PathShares) -> None:
         assert self.machine.record is not None
-        shares.follow(flows_of(self.machine.record, self.machine.peer))
+        record, me = self.machine.record, self.machine.peer
+        shares.follow(flows_of(record, me), hosts_of(record, me))
 
     def _end_path_shares(self) -> None:
         shares, self.path_shares = self.path_shares, None

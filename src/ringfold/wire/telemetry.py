@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from ringfold.errors import ConfigError
 from ringfold.limits import MAX_PATHS
@@ -47,13 +47,15 @@ Reason = Literal[
     "feed",
 ]
 
-_CONGESTION, _FLOW_ADDED, _FLOW_REMOVED, _NIC = 1, 2, 3, 4
+_CONGESTION, _FLOW_ADDED, _FLOW_REMOVED, _NIC, _FLOW_PATH, _TX_QUEUE = 1, 2, 3, 4, 5, 6
 _SIGNED = 1
 _HEADER = struct.Struct("!4sBBBBIQQ")
 _PAIR = struct.Struct("!16s16sBBBBQ")
 _FLOW = struct.Struct("!16s16sIIB3x")
 _QUEUES = struct.Struct("!16s16sQQ")
-MAX_BYTES = _HEADER.size + _QUEUES.size + MAC_BYTES
+_PATH = struct.Struct("!16s16sIIIB3x16s")
+_TX = struct.Struct("!16s16sIH2xQQQQ")
+MAX_BYTES = _HEADER.size + _TX.size + MAC_BYTES
 FULL_QUEUE, MAX_CONGESTION = 200, 255
 """The congestion of a full queue, and the highest value."""
 _MAPPED = 0xFFFF << 32
@@ -112,7 +114,38 @@ class NicQueues:
     rx_bytes: int | None
 
 
-Body = Congestion | FlowAdded | FlowRemoved | NicQueues
+@dataclass(frozen=True, slots=True)
+class FlowPath:
+    """One path of a flow: its addresses, its number, and the interface that it leaves this host by.
+
+    Index 0: unknown.
+    """
+
+    source: int
+    destination: int
+    slot: int
+    generation: int
+    path: int
+    interface_index: int = 0
+    interface: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TxQueue:
+    """One transmit queue of a host's interface: what it has sent so far (the driver's counters), and what is in flight
+    to the device, with its limit (byte queue limits). None: the kernel does not have it."""
+
+    name: str
+    address: int
+    interface_index: int
+    queue: int
+    sent_bytes: int | None = None
+    sent_packets: int | None = None
+    inflight_bytes: int | None = None
+    limit_bytes: int | None = None
+
+
+Body = Congestion | FlowAdded | FlowRemoved | NicQueues | FlowPath | TxQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +342,14 @@ class Gate:
         return None
 
 
-_SHAPES = {_CONGESTION: _PAIR, _FLOW_ADDED: _FLOW, _FLOW_REMOVED: _FLOW, _NIC: _QUEUES}
+_SHAPES = {
+    _CONGESTION: _PAIR,
+    _FLOW_ADDED: _FLOW,
+    _FLOW_REMOVED: _FLOW,
+    _NIC: _QUEUES,
+    _FLOW_PATH: _PATH,
+    _TX_QUEUE: _TX,
+}
 
 
 def _encode_body(body: Body) -> tuple[int, bytes]:
@@ -322,13 +362,19 @@ def _encode_body(body: Body) -> tuple[int, bytes]:
             ends = (_bytes(body.source), _bytes(body.destination), body.slot, body.generation)
             return kind, _FLOW.pack(*ends, body.paths)
         case NicQueues(name, address, tx, rx):
-            depths = (UNKNOWN_BYTES if depth is None else depth for depth in (tx, rx))
-            return _NIC, _QUEUES.pack(name.encode()[:16], _bytes(address), *depths)
+            return _NIC, _QUEUES.pack(name.encode()[:16], _bytes(address), *map(_known, (tx, rx)))
+        case FlowPath():
+            ends = (_bytes(body.source), _bytes(body.destination), body.slot, body.generation)
+            return _FLOW_PATH, _PATH.pack(*ends, body.interface_index, body.path, body.interface.encode()[:16])
+        case TxQueue():
+            figures = (body.sent_bytes, body.sent_packets, body.inflight_bytes, body.limit_bytes)
+            which = (body.name.encode()[:16], _bytes(body.address), body.interface_index, body.queue)
+            return _TX_QUEUE, _TX.pack(*which, *map(_known, figures))
         case _:
             assert_never(body)
 
 
-def _decode_body(kind: int, parts: tuple[bytes, bytes, int, int, int, int, int]) -> Body | Refusal:
+def _decode_body(kind: int, parts: tuple[Any, ...]) -> Body | Refusal:
     first, second, *numbers = parts
     source, destination = int.from_bytes(first, "big"), int.from_bytes(second, "big")
     match kind:
@@ -343,10 +389,29 @@ def _decode_body(kind: int, parts: tuple[bytes, bytes, int, int, int, int, int])
         case 2 | 3:
             make = FlowAdded if kind == _FLOW_ADDED else FlowRemoved
             return make(source, destination, *numbers)
+        case 5:
+            slot, generation, index, path, name = numbers
+            if path >= MAX_PATHS:
+                return Refusal("path", f"path {path}: there are {MAX_PATHS} at most")
+            return FlowPath(source, destination, slot, generation, path, index, _name(name))
+        case 6:
+            index, queue, *figures = numbers
+            return TxQueue(_name(first), destination, index, queue, *map(_unknown, figures))
         case _:
-            name = first.rstrip(b"\0").decode("utf-8", "replace")
-            tx, rx = (None if depth == UNKNOWN_BYTES else depth for depth in numbers)
-            return NicQueues(name, destination, tx, rx)
+            tx, rx = map(_unknown, numbers)
+            return NicQueues(_name(first), destination, tx, rx)
+
+
+def _known(figure: int | None) -> int:
+    return UNKNOWN_BYTES if figure is None else figure
+
+
+def _unknown(figure: int) -> int | None:
+    return None if figure == UNKNOWN_BYTES else figure
+
+
+def _name(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _bytes(number: int) -> bytes:

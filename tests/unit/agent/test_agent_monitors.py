@@ -20,6 +20,7 @@ from ringfold.agent.monitors import (
     open_monitors,
     overlay,
     pause_count,
+    queue_counts,
 )
 from ringfold.errors import ConfigError
 from ringfold.runtime import threads
@@ -281,3 +282,23 @@ def test_statistics_that_become_more_between_two_calls_are_left_for_the_next_tim
         assert len(driver.statistics("eth0")) == 900
     finally:
         driver.close()
+
+
+def test_transmit_queues_are_counted_under_the_names_of_several_drivers() -> None:
+    assert queue_counts({"tx_queue_0_packets": 5, "tx_queue_0_bytes": 700, "rx_queue_0_bytes": 9}) == {0: (700, 5)}
+    assert queue_counts({"tx3_bytes": 8, "tx-12.packets": 4}) == {3: (8, None), 12: (None, 4)}
+    assert queue_counts({"queue_2_tx_cnt": 6, "queue_2_tx_bytes": 60, "tx_bytes[1]": 11}) == {2: (60, 6), 1: (11, None)}
+    assert queue_counts({"tx_bytes": 1, "tx_queue_0_xdp_xmit": 2, "peer_ifindex": 3}) == {}
+
+
+def test_byte_queue_limits_are_read_where_the_driver_has_them(tmp_path: Path) -> None:
+    for queue, figures in (("tx-0", ("1514", "65536")), ("tx-1", ("0", "3028")), ("rx-0", ("1", "2"))):
+        limits = tmp_path / "eth0" / "queues" / queue / "byte_queue_limits"
+        limits.mkdir(parents=True)
+        for name, figure in zip(("inflight", "limit"), figures, strict=True):
+            (limits / name).write_text(figure)
+    (tmp_path / "eth0" / "queues" / "tx-2").mkdir()
+    (tmp_path / "eth0" / "ifindex").write_text("12\n")
+    reading = SysMonitor(str(tmp_path), str(tmp_path / "none")).read("eth0")
+    assert reading.queue_limits == {0: (1_514, 65_536), 1: (0, 3_028)}
+    assert reading.interface_index == 12

@@ -45,6 +45,21 @@ def test_the_more_congested_path_gets_less_than_its_rate_is_worth() -> None:
     assert "pressure 100 : 20" in decision.why
 
 
+def test_bytes_in_a_queue_are_pressure_by_the_time_that_they_take_to_drain() -> None:
+    """10 ms at the path's rate are a fifth of a full queue, whatever part of its buffer that is."""
+    deep = PathInput(3, rate=10e6, depth_bytes=100_000)
+    decision = once(deep, PathInput(3, rate=10e6))
+    assert decision.pressures == pytest.approx((40.0, 3.0))
+    assert decision.shares[0] < decision.shares[1]
+    assert once(PathInput(90, rate=10e6, depth_bytes=100_000), PathInput(3, rate=10e6)).pressures[0] == 90
+
+
+def test_no_number_of_bytes_is_backpressure_and_without_a_rate_they_say_nothing() -> None:
+    decision = once(PathInput(3, rate=1e6, depth_bytes=1 << 40), PathInput(3, rate=1e6))
+    assert (decision.pressures[0], decision.backpressure) == (200.0, (False, False))
+    assert once(PathInput(3, depth_bytes=1 << 40), PathInput(3)).pressures == (3, 3)
+
+
 def test_old_news_moves_shares_less_than_fresh_news() -> None:
     fresh = once(PathInput(200, age_ns=0), PathInput(0, age_ns=0))
     old = once(PathInput(200, age_ns=100 * MS), PathInput(0, age_ns=100 * MS))

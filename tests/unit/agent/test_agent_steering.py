@@ -51,6 +51,64 @@ def test_backpressure_is_decided_at_once() -> None:
     assert "backpressure" in advice.why
 
 
+def forwards(steering: Steering, now_ns: int, path: int, level: int, ends: tuple[str, str]) -> list[str]:
+    """Where a report is forwarded to, and that it names one pair."""
+    found = steering.datagram(now_ns, now_ns, packet(now_ns, path, level, ends), "127.0.0.1")
+    for each in found:
+        report = each.report
+        assert (report.source, report.path, report.congestion) == (address_number(each.address), path, level)
+        assert report.source_bits == report.destination_bits == 128
+    return [each.address for each in found]
+
+
+def test_a_report_about_traffic_to_this_host_is_forwarded_to_its_sender() -> None:
+    steering = Steering()
+    steering.added(pair())
+    assert forwards(steering, SECOND, 1, 200, PATHS[1][::-1]) == ["10.1.0.2"]
+    assert not steering.is_urgent
+    assert steering.counts["telemetry forwarded"] == 1
+    assert steering.counts["telemetry for senders to here"] == 1
+
+
+def test_the_port_towards_this_host_is_forwarded_to_every_sender_once() -> None:
+    steering = Steering()
+    steering.added(pair(0))
+    steering.added(pair(1))  # the same ends: another flow
+    steering.added(pair(2, (("10.0.0.1", "10.0.0.7"), ("10.1.0.1", "10.1.0.7"))))
+    assert forwards(steering, SECOND, 0, 255, ("any", "10.0.0.1")) == ["10.0.0.2", "10.0.0.7"]
+    assert forwards(steering, SECOND, 0, 255, ("10.0.0.0/29", "10.0.0.0/31")) == []  # a moment later, and nothing new
+
+
+def test_reports_are_forwarded_at_an_interval_but_backpressure_at_once() -> None:
+    steering, back = Steering(), PATHS[1][::-1]
+    steering.added(pair())
+    assert forwards(steering, SECOND, 1, 100, back)
+    assert not forwards(steering, SECOND + 1_000, 1, 120, back)
+    assert forwards(steering, SECOND + 2_000, 1, 255, back)
+    assert forwards(steering, SECOND + 3_000, 1, 0, back)
+    assert steering.counts["telemetry forwards left out"] == 1
+    assert forwards(steering, SECOND + 3_000 + POLL_INTERVAL_NS, 1, 10, back)
+
+
+def test_what_is_about_nobody_here_is_counted_as_not_for_us() -> None:
+    steering = Steering()
+    steering.added(pair())
+    assert not forwards(steering, SECOND, 0, 255, ("10.0.0.9", "10.0.0.8"))
+    assert not forwards(steering, SECOND, 2, 255, PATHS[0][::-1])  # a path that the flow does not have
+    assert not forwards(steering, SECOND, 0, 255, ("10.0.0.2", "any"))  # the port that the other host sends into
+    assert steering.counts["telemetry not for us"] == 3
+    say(steering, SECOND, 0, 255)
+    assert steering.counts["telemetry for flows from here"] == 1
+
+
+def test_what_steers_a_flow_from_here_is_forwarded_to_nobody() -> None:
+    steering = Steering()
+    steering.added(pair(0))
+    steering.added(pair(1, tuple((there, here) for here, there in PATHS)))  # both ends on this host
+    assert forwards(steering, SECOND, 0, 255, PATHS[0]) == []
+    assert forwards(steering, SECOND, 0, 255, ("any", "any")) == []
+
+
 def test_a_stream_of_news_is_looked_at_once_a_poll() -> None:
     steering = Steering()
     steering.added(pair())

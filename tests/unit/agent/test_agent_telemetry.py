@@ -2,7 +2,7 @@
 
 from ringfold.agent.monitors import NicReading
 from ringfold.agent.telemetry import Reporter, ReportSettings
-from ringfold.wire.telemetry import FlowAdded, FlowRemoved, NicQueues, Packet, decode
+from ringfold.wire.telemetry import FlowAdded, FlowPath, FlowRemoved, NicQueues, Packet, TxQueue, decode
 
 MS = 1_000_000
 T0 = 1_700_000_000_000_000_000
@@ -98,3 +98,24 @@ def test_reports_are_signed_if_there_is_a_key() -> None:
     key = bytes(range(16))
     reporter = Reporter(T0, ReportSettings(key_id=4, key=key))
     assert said(reporter.flow_added(T0, flow(0)), {4: key}) == [flow(0)]
+
+
+def test_a_flow_is_reported_with_its_paths_and_so_it_is_repeated() -> None:
+    reporter = Reporter(T0)
+    flow = FlowAdded(1, 2, 5, 9, 2)
+    paths = [FlowPath(1, 2, 5, 9, 0, 3, "eth0"), FlowPath(11, 12, 5, 9, 1, 4, "eth1")]
+    assert said(reporter.flow_added(T0, flow, paths)) == [flow, *paths]
+    reporter.step(0, T0, {})
+    assert said(reporter.step(2_000 * MS, T0, {})) == [flow, *paths]
+    reporter.flow_removed(T0, flow)
+    assert said(reporter.step(4_000 * MS, T0, {})) == []
+
+
+def test_transmit_queues_are_reported_about_once_a_second_where_the_kernel_has_them() -> None:
+    reporter = Reporter(T0)
+    reading = NicReading(interface_index=4, queue_counts={0: (100, 2), 1: (7, None)}, queue_limits={1: (10, 20)})
+    nics = {("eth0", 7): reading, ("eth1", 8): NicReading()}
+    queues = [TxQueue("eth0", 7, 4, 0, 100, 2), TxQueue("eth0", 7, 4, 1, 7, None, 10, 20)]
+    assert said(reporter.step(0, T0, nics)) == queues
+    assert said(reporter.step(500 * MS, T0, nics)) == []
+    assert said(reporter.step(1_000 * MS, T0, nics)) == queues

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from ringfold.agent.client import AgentClient
 from ringfold.peer.engine import Engine
-from ringfold.peer.path_shares import REPORT_EVERY_NS, FlowPaths, PathShares, flows_of
+from ringfold.peer.path_shares import REPORT_EVERY_NS, FlowPaths, PathShares, flows_of, hosts_of
 from ringfold.wire.agent import Place
 from ringfold.wire.messages import Member, Record, World
 
@@ -43,14 +43,18 @@ class FakeClient:
     def __init__(self, _directories: Sequence[Path], name: str, on_place: Callable[[int, Place | None], None]) -> None:
         self.name, self.on_place = name, on_place
         self.flows: dict[int, FlowPaths] = {}
+        self.hosts: dict[int, tuple[str, str]] = {}
         self.places: dict[int, Place] = {}
         self.reports: list[tuple[object, ...]] = []
         self.hints: Path | None = Path("/run/agent/hints")
         self.last, self.closed = 0, False
 
-    def register(self, source: str, destination: str, paths: FlowPaths) -> int:
+    def register(
+        self, source: str, destination: str, paths: FlowPaths, *, source_host: str, destination_host: str
+    ) -> int:
         assert (source, destination) == paths[0]
         self.last += 1
+        self.hosts[self.last] = (source_host, destination_host)
         self.flows[self.last] = paths
         return self.last
 
@@ -194,3 +198,12 @@ def test_closing_deregisters_and_ends_the_client() -> None:
     advice.close()
     assert (clients[0].flows, clients[0].closed, engine.followed) == ({}, True, {})
     advice.close()
+
+
+def test_flows_are_registered_with_the_names_of_both_hosts() -> None:
+    ring = record(member(1, "a1", "b1"), member(2, "a2", "b2"))
+    one, two = (each.host for each in ring.members)
+    assert hosts_of(ring, 1) == {2: (one, two)}
+    advice, _, clients = advised()
+    advice.follow(flows_of(ring, 1), hosts_of(ring, 1))
+    assert list(clients[0].hosts.values()) == [(one, two)]

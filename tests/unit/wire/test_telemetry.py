@@ -14,6 +14,7 @@ from ringfold.wire.telemetry import (
     Body,
     Congestion,
     FlowAdded,
+    FlowPath,
     FlowRemoved,
     Gate,
     GateSettings,
@@ -21,6 +22,7 @@ from ringfold.wire.telemetry import (
     Packet,
     Reason,
     Refusal,
+    TxQueue,
     address_number,
     address_text,
     decode,
@@ -342,3 +344,24 @@ def test_the_ingest_returns_news_refusals_and_nothing() -> None:
     assert ingest.datagram(0, T0, PLAIN, "127.0.0.1") == body()
     assert reason(ingest.datagram(0, T0, PLAIN, "127.0.0.1")) == "replayed"
     assert ingest.datagram(0, T0, encode(Packet(NicQueues("eth0", HERE, 1, 1), 2, T0)), "127.0.0.1") is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        FlowPath(HERE, HERE + 1, 7, 3, 2, 14, "eth1"),
+        FlowPath(HERE, HERE + 1, 7, 3, 15),
+        TxQueue("eth0", HERE, 2, 63, 10**12, 10**9, 1_514, 65_536),
+        TxQueue("eth0", HERE, 2, 0, None, None, 0, None),
+    ],
+)
+def test_paths_of_flows_and_transmit_queues_keep_what_they_say(body: FlowPath | TxQueue) -> None:
+    datagram = encode(Packet(body, 1, T0))
+    decoded = decode(datagram)
+    assert isinstance(decoded, Packet)
+    assert decoded.body == body
+    assert len(datagram) == 28 + (64 if isinstance(body, FlowPath) else 72)
+
+
+def test_a_path_of_a_flow_beyond_the_last_is_refused() -> None:
+    assert reason(decode(encode(Packet(FlowPath(HERE, HERE, 0, 1, 16), 1, T0)))) == "path"
