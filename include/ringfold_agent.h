@@ -110,12 +110,12 @@ enum ringfold_agent_state {
 
 /* A flow of this client. */
 enum ringfold_flow_state {
-  RINGFOLD_FLOW_NONE = 0,       /* not a flow */
-  RINGFOLD_FLOW_WAITING = 1,    /* no agent */
-  RINGFOLD_FLOW_REQUESTED = 2,  /* the agent has not responded yet */
-  RINGFOLD_FLOW_PLACED = 3,     /* its hints have a slot */
-  RINGFOLD_FLOW_REFUSED = 4,    /* by this agent: an address that it does not accept */
-  RINGFOLD_FLOW_OVER_LIMIT = 5  /* of the user or of the table: registered again later */
+  RINGFOLD_FLOW_NONE = 0,      /* not a flow */
+  RINGFOLD_FLOW_WAITING = 1,   /* no agent */
+  RINGFOLD_FLOW_REQUESTED = 2, /* the agent has not responded yet */
+  RINGFOLD_FLOW_PLACED = 3,    /* its hints have a slot */
+  RINGFOLD_FLOW_REFUSED = 4,   /* by this agent: an address that it does not accept */
+  RINGFOLD_FLOW_OVER_LIMIT = 5 /* of the user or of the table: registered again later */
 };
 
 /* Why a request was refused. */
@@ -133,7 +133,7 @@ enum ringfold_refusal {
 /* Flows */
 
 struct ringfold_agent_address {
-  uint8_t ip[16];        /* IPv4 as ::ffff:a.b.c.d */
+  uint8_t ip[16];          /* IPv4 as ::ffff:a.b.c.d */
   char interface_name[16]; /* of a link-local address, else empty */
 };
 
@@ -242,18 +242,18 @@ struct ringfold_agent_core {
   uint32_t count, capacity; /* of entries; a freed one is used again */
   uint32_t first_free;      /* no entry below it is free */
   uint64_t last_connection;
-  uint64_t unanswered; /* requests */
+  uint64_t unanswered;  /* requests */
   uint64_t response_ns; /* the last response, or the first request after none were unanswered */
   uint64_t renew_ns, retry_ns;
   uint32_t next_renewed;
-  uint64_t table_generation; /* counts the agent's lives; 0: no agent */
+  uint64_t table_generation;  /* counts the agent's lives; 0: no agent */
   uint32_t requests_per_hint; /* as the agent advises; 0: no advice */
-  uint8_t* out;              /* bytes to send: from out_begin to out_end */
+  uint8_t* out;               /* bytes to send: from out_begin to out_end */
   size_t out_begin, out_end, out_capacity;
   uint8_t in[RINGFOLD_AGENT_MAX_RESPONSE]; /* a response that has not arrived whole */
   size_t in_bytes;
-  int is_broken;                    /* the connection must be closed: no memory, or the agent does not read */
-  enum ringfold_refusal refusal;    /* of the connection itself */
+  int is_broken;                 /* the connection must be closed: no memory, or the agent does not read */
+  enum ringfold_refusal refusal; /* of the connection itself */
   char text[RINGFOLD_AGENT_TEXT_BYTES];
   char name[RINGFOLD_AGENT_NAME_BYTES];
   uint64_t registered, refused, dropped_reports; /* counts */
@@ -514,8 +514,8 @@ static inline void ringfold_agent_core_refused(struct ringfold_agent_core* core,
   entry->refusal = why;
   memcpy(entry->text, text, sizeof entry->text);
   entry->text[sizeof entry->text - 1] = 0;
-  entry->state = why == RINGFOLD_REFUSAL_QUOTA || why == RINGFOLD_REFUSAL_FULL ? RINGFOLD_FLOW_OVER_LIMIT
-                                                                               : RINGFOLD_FLOW_REFUSED;
+  entry->state =
+      why == RINGFOLD_REFUSAL_QUOTA || why == RINGFOLD_REFUSAL_FULL ? RINGFOLD_FLOW_OVER_LIMIT : RINGFOLD_FLOW_REFUSED;
 }
 
 /* One response, without its frame: 0, or -1 if it is none. */
@@ -677,7 +677,7 @@ struct ringfold_agent {
   int fd; /* -1: not connected. For your own poll(2): POLLIN, and POLLOUT while ringfold_agent_wants_write */
   int pid;
   char directories[2][RINGFOLD_AGENT_MAX_DIRECTORY];
-  int directory; /* of the agent in use */
+  int directory;        /* of the agent in use */
   const char* distrust; /* why the last agent that was found is not used; 0: it is, or there was none */
   struct ringfold_hints_map map;
   enum ringfold_hints_state hints;
@@ -924,8 +924,8 @@ static inline enum ringfold_hint_result ringfold_agent_hint(struct ringfold_agen
   return entry->last_result;
 }
 
-/* Whether the shares of the hint that was read last bind over the whole transfer (somebody fixed them): 1. Else they are
- * where to begin, and a transport that measures may deviate: 0. */
+/* Whether the shares of the hint that was read last bind over the whole transfer (somebody fixed them): 1. Else they
+ * are where to begin, and a transport that measures may deviate: 0. */
 static inline int ringfold_agent_is_fixed(const struct ringfold_agent* agent, int id) {
   const struct ringfold_agent_entry* entry = ringfold_agent_core_entry(&agent->core, id);
   if (entry == 0 || entry->state != RINGFOLD_FLOW_PLACED || agent->hints != RINGFOLD_HINTS_OK) return 0;

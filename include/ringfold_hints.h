@@ -102,12 +102,13 @@ struct ringfold_hints_header {
 #define RINGFOLD_WORD_GENERATION_AT 44
 #define RINGFOLD_WORD_GENERATION_MASK 0xfffffu
 
-#define RINGFOLD_HINT_FIXED 1u /* the shares bind: keep to them over the whole transfer. Else they are where to begin */
+#define RINGFOLD_HINT_FIXED 1u /* the shares bind: keep to them over the whole transfer. Else they are where to begin \
+                                */
 
 struct ringfold_hint_slot {
   uint64_t word;
-  uint32_t sequence; /* of `wide`: odd while it is being written */
-  uint32_t flags;    /* RINGFOLD_HINT_FIXED; written before the word, so read it after the word */
+  uint32_t sequence;   /* of `wide`: odd while it is being written */
+  uint32_t flags;      /* RINGFOLD_HINT_FIXED; written before the word, so read it after the word */
   uint64_t wide[5];    /* [0]: generation << 44 | paths << 16 | backpressure by path; [1..4]: 16 shares of 16 bits */
   uint64_t written_ns; /* CLOCK_MONOTONIC of the last change, for people */
 };

@@ -144,7 +144,8 @@ static void show(struct sender* sender, const struct ringfold_hint* hint, int is
   uint32_t each;
   for (each = 0; each < hint->paths && at + 12 < sizeof line; ++each) {
     const char* held = hint->backpressure >> each & 1u ? " held" : "";
-    at += (size_t)snprintf(line + at, sizeof line - at, " %u %%%s", (hint->shares[each] * 100u + 32767u) / 65535u, held);
+    at +=
+        (size_t)snprintf(line + at, sizeof line - at, " %u %%%s", (hint->shares[each] * 100u + 32767u) / 65535u, held);
   }
   if (strcmp(line, sender->shown) == 0) return;
   memcpy(sender->shown, line, sizeof line);
@@ -342,7 +343,8 @@ static int receive_main(int port, char** addresses, uint32_t paths) {
       open -= 1;
     }
   }
-  printf("received %.1f MB, %s:", (double)received_bytes / 1e6, received_bytes == received_total ? "whole" : "not whole");
+  printf("received %.1f MB, %s:", (double)received_bytes / 1e6,
+         received_bytes == received_total ? "whole" : "not whole");
   for (each = 0; each < paths; ++each) {
     printf(" %llu", (unsigned long long)inbound[each].bytes);
     free(inbound[each].frame);
@@ -361,8 +363,10 @@ int main(int count, char** arguments) {
   uint32_t paths = 0;
   int at;
   errno = 0;
-  if (count < 4) fail("usage: split receive PORT ADDRESS... | split send PORT LOCAL,REMOTE... [--mb N] [--mbit N] "
-                      "[--requests-per-hint N] [--dir DIRECTORY]");
+  if (count < 4)
+    fail(
+        "usage: split receive PORT ADDRESS... | split send PORT LOCAL,REMOTE... [--mb N] [--mbit N] "
+        "[--requests-per-hint N] [--dir DIRECTORY]");
   for (at = 3; at < count; ++at) {
     if (strncmp(arguments[at], "--", 2) != 0) {
       if (paths == MAX_PATHS) fail("too many paths");

@@ -16,8 +16,8 @@ constexpr std::size_t max_flows = 6;
 Bytes response(Input& input, const ringfold_agent_core& core) {
   const std::uint32_t index = static_cast<std::uint32_t>(input.below(max_flows));
   const bool is_known = index < core.count;
-  const std::uint8_t type = input.number<std::uint8_t>({RINGFOLD_AGENT_REGISTERED, RINGFOLD_AGENT_WELCOME,
-                                                        RINGFOLD_AGENT_REFUSED, RINGFOLD_AGENT_DEREGISTERED});
+  const std::uint8_t type = input.number<std::uint8_t>(
+      {RINGFOLD_AGENT_REGISTERED, RINGFOLD_AGENT_WELCOME, RINGFOLD_AGENT_REFUSED, RINGFOLD_AGENT_DEREGISTERED});
   const std::uint32_t request = input.number<std::uint32_t>({is_known ? core.entries[index].request : index, 0});
   const std::uint64_t connection = input.number<std::uint64_t>({is_known ? core.entries[index].connection : index});
   std::size_t rest = type == RINGFOLD_AGENT_REGISTERED ? 8 : type == RINGFOLD_AGENT_REFUSED ? 112 : 0;

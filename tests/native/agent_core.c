@@ -1,4 +1,5 @@
-/* The core of ringfold_agent.h as a shared library, for simulations that drive it from Python, and with planted bugs. */
+/* The core of ringfold_agent.h as a shared library, for simulations that drive it from Python, and with planted bugs.
+ */
 #include "ringfold_agent.h"
 
 #define EXPORT __attribute__((visibility("default")))
