@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.console import Console
 from rich.table import Column, Table
 
-from planted import Bug, agents, failover, find, iterations, probing, resume, runs, several, shares, stalls
+from planted import Bug, agents, failover, find, iterations, probing, regions, resume, runs, several, shares, stalls
 from ringfold.testing.__main__ import fresh_seed, progress_bar
 from ringfold.testing.scheduler import SimulationFailure
 
@@ -22,6 +22,7 @@ SIMULATIONS: dict[str, dict[str, Bug]] = {
     "several": several.BUGS,
     "shares": shares.BUGS,
     "probing": probing.BUGS,
+    "regions": regions.BUGS,
     "iterations": iterations.BUGS,
     "agents": agents.BUGS,
 }

@@ -123,6 +123,7 @@ from ringfold.wire.messages import (
 from ringfold.wire.notices import ConnectionDropped, PeerRegistered, PeerSuspected
 from ringfold.wire.probing import KEY_BYTES, NodeHello, ProbeCommand, RoundAlarm, RoundReport
 from ringfold.wire.proof import derive, prove, proven
+from ringfold.wire.regions import RelayAlarm, RelayHello, RelayNodes, RelayReports
 from ringfold.wire.status import RunInfo, RunState, Waiting
 
 
@@ -225,7 +226,9 @@ class Master:
     def is_used(self) -> bool:
         """Whether a peer ever joined the run, or a node probes in it."""
         run = self._run
-        return bool(run.registrations or run.life.end) or any(each.node for each in run.connections.values())
+        return bool(run.registrations or run.life.end) or any(
+            each.node or each.is_relay for each in run.connections.values()
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -275,10 +278,12 @@ class Master:
                     return
                 if connection.peer is not None:
                     connection.peer.last_received_ns = now
-                elif connection.node:
-                    self._probing.received(now, connection.node)
+                elif connection.node or connection.is_relay:
+                    self._probing.received(now, connection)
                 if isinstance(message, RoundReport | RoundAlarm):
                     self._probing.report(now, connection.node, message, size, retransmits)
+                elif isinstance(message, RelayNodes | RelayReports | RelayAlarm):
+                    self._probing.relayed(now, connection, message, size)
                 elif connection.peer is None:
                     self._from_client(now_ns, now, connection, message)
                 else:
@@ -334,6 +339,10 @@ class Master:
                 self._authenticate(connection, "node", message)
                 proof = prove(self._token, "welcome", message.nonce, connection.nonce)
                 self._probing.add_node(now, connection, message, proof)
+            case RelayHello() if not connection.proven:
+                self._authenticate(connection, "relay", message)
+                proof = prove(self._token, "welcome", message.nonce, connection.nonce)
+                self._probing.add_relay(now, connection, message, proof)
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} where Hello, NodeHello or a request is expected")
 
@@ -495,9 +504,9 @@ class Master:
                 self._ops.failed(now, peer, message)
             case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | ProbeCommand():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
-            case RunsRequest() | ForgetRun():
+            case RunsRequest() | ForgetRun() | RelayHello():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
-            case RoundReport() | RoundAlarm():
+            case RoundReport() | RoundAlarm() | RelayNodes() | RelayReports() | RelayAlarm():
                 raise AssertionError("these are handled before")
             case _:
                 assert_never(message)
@@ -509,14 +518,14 @@ class Master:
         if connection is None:
             return
         peer = connection.peer
-        if peer is None and not connection.node:
+        if peer is None and not connection.node and not connection.is_relay:
             raise RemoteProtocolError("a heartbeat from a client that has not joined")
         if heartbeat.echo > self._heartbeat_number:
             raise RemoteProtocolError(
                 f"it echoes heartbeat {heartbeat.echo}, but the last one was {self._heartbeat_number}"
             )
         if peer is None:
-            self._probing.heartbeat(now, connection.node, heartbeat)
+            self._probing.heartbeat(now, connection, heartbeat)
             return
         if heartbeat.epoch > (self._run.groups[peer.group].epoch if peer.is_member else 0):
             # A peer that is not a member yet has been in no epoch, and has no ops.
@@ -534,8 +543,8 @@ class Master:
         connection = self._run.connections.get(conn)
         if connection is not None and connection.peer is not None:
             connection.peer.last_received_ns = connection.peer.last_echo_ns = now
-        elif connection is not None and connection.node:
-            self._probing.received(now, connection.node)
+        elif connection is not None and (connection.node or connection.is_relay):
+            self._probing.received(now, connection)
 
     def _tick(self, now_ns: Ns, now: Ns) -> None:
         """Check every deadline of the master."""

@@ -7,6 +7,9 @@ follow the protocol is disconnected, and a peer behind it is evicted, as for any
 A process that only probes has heartbeats, as peers have: one that is silent for `suspect_after_ms` is suspected, and
 its connection is closed after `evict_after_ms`. It may connect again. A process of an older version sends no
 heartbeats, and is never suspected.
+
+A node may also be behind a relay, which has one connection for all nodes of a region (`probe/regions/root.py`). To the
+round machine it makes no difference. Such a node ends with its own connection to the relay, or with the relay's.
 """
 
 import ipaddress
@@ -21,6 +24,7 @@ from ringfold.master.events import Conn, Ns
 from ringfold.master.liveness import evict_reason, is_suspected, silent_ms
 from ringfold.master.requests import check_names
 from ringfold.master.run import Connection, Run
+from ringfold.probe.regions.root import RelayTable, RootAction, SendToRelay
 from ringfold.probe.rounds.effects import LogNote, MasterEffect, PublishSummary, SendProbeResponse, SendToNode
 from ringfold.probe.rounds.events import (
     AlarmReceived,
@@ -33,6 +37,7 @@ from ringfold.probe.rounds.events import (
     ReportReceived,
     Tick,
 )
+from ringfold.probe.rounds.events import FromRoundMaster as FromRoundMaster
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.wire.decoding import checked, reason_of
 from ringfold.wire.frames import Heartbeat
@@ -50,6 +55,7 @@ from ringfold.wire.probing import (
     RoundReport,
     RoundSummary,
 )
+from ringfold.wire.regions import NodeEntry, RelayHello, RelayWelcome, ToRoot
 
 FIRST_STANDALONE, LAST_STANDALONE = 1_000_001, 2_000_000_000
 MAX_NODES = 4_096
@@ -57,11 +63,14 @@ MAX_LABEL_CHARS = 200
 RESERVED_ROUNDS = 255
 """So many sequences are journalled ahead: only every 256th round waits for the disk. A later master starts above all
 reserved ones."""
+RELAY_WAIT_MS = 25
+"""How much longer than usual a round waits for reports if there are relays: a relay holds the reports of its region for
+a node that is late, and they must still be in time."""
 
 
 @dataclass(slots=True)
 class NodeHeartbeats:
-    """The heartbeats of a process that only probes."""
+    """The heartbeats of a process that only probes, or of a relay."""
 
     last_received_ns: Ns
     last_echo_ns: Ns
@@ -82,6 +91,10 @@ class Probing:
         """Of the processes that only probe, and send heartbeats."""
         self._evicted: dict[NodeId, str] = {}
         """Nodes whose connections were closed for their silence, with the reason."""
+        self._relays = RelayTable()
+        self._relay_heartbeats: dict[Conn, NodeHeartbeats] = {}
+        self._relayed: list[tuple[NodeId, FromRoundMaster]] = []
+        """Messages for nodes behind relays, until the step is over."""
         self._next_standalone = FIRST_STANDALONE
         self.summary: RoundSummary | None = None
         """The result of the newest round."""
@@ -104,14 +117,8 @@ class Probing:
 
     def add_node(self, now: Ns, connection: Connection, hello: NodeHello, proof: bytes) -> None:
         """Accept a process that only probes; `proof` goes into its `NodeWelcome`."""
-        if not 1 <= hello.port <= 65_535 or not hello.addresses:
-            raise RemoteProtocolError(f"it cannot be probed at {hello.addresses} port {hello.port}")
-        checked(check_names, hello)
-        if min(hello.last.fence, hello.last.sequence) < 0:
-            raise RemoteProtocolError(f"there is no round {hello.last}")
-        if fault := _unreachable_reason(hello.addresses[0]) or self._full_reason():
-            raise RemoteProtocolError(fault)
-        node = self._node_id(hello.number)
+        node, messages = self._accept(hello)
+        self._send_to_relays(messages)
         facts = Neighbour(node, hello.name, hello.addresses[0], hello.port)
         # It must receive its id before its graph.
         alive = self._run.settings.liveness
@@ -121,15 +128,23 @@ class Probing:
             self._heartbeats[node] = NodeHeartbeats(now, now)
         self._add(now, connection, NodeConnected(node, facts, hello.listen_only, hello.last))
 
-    def _node_id(self, wanted: NodeId) -> NodeId:
-        """The id that the node had before, if it is free: its log continues, also under another master."""
-        node = (
-            wanted
-            if FIRST_STANDALONE <= wanted <= LAST_STANDALONE and wanted not in self._conns
-            else self._next_standalone
-        )
+    def _accept(self, hello: NodeHello | NodeEntry) -> tuple[NodeId, list[SendToRelay]]:
+        """The id of a node that may be probed, and messages to relays that this causes.
+
+        It is the id that the node had before, if it is free: its log continues, also under another master.
+        """
+        if not 1 <= hello.port <= 65_535 or not hello.addresses:
+            raise RemoteProtocolError(f"it cannot be probed at {hello.addresses} port {hello.port}")
+        checked(check_names, hello)
+        if min(hello.last.fence, hello.last.sequence) < 0:
+            raise RemoteProtocolError(f"there is no round {hello.last}")
+        if fault := _unreachable_reason(hello.addresses[0]) or self._full_reason():
+            raise RemoteProtocolError(fault)
+        node, moved = hello.number, self._relays.take_over(hello.number, hello.name, hello.addresses[0], hello.port)
+        if moved is None and (not FIRST_STANDALONE <= node <= LAST_STANDALONE or node in self._conns):
+            node = self._next_standalone
         self._next_standalone = max(self._next_standalone, node + 1)
-        return node
+        return node, moved or []
 
     def _full_reason(self) -> str:
         return f"there are {MAX_NODES} nodes already" if len(self._conns) >= MAX_NODES else ""
@@ -139,8 +154,59 @@ class Probing:
         self._conns[event.node], self._names[event.node] = connection.id, event.facts.name
         self._step(now, event)
 
+    # Relays
+
+    def add_relay(self, now: Ns, connection: Connection, hello: RelayHello, proof: bytes) -> None:
+        """Accept a relay; `proof` goes into its `RelayWelcome`."""
+        entry = self._relays.add(connection.id, hello)
+        connection.is_relay = True
+        self._relay_heartbeats[connection.id] = NodeHeartbeats(now, now)
+        self._rounds.relay_wait_ms = RELAY_WAIT_MS
+        alive = self._run.settings.liveness
+        timings = alive.heartbeat_ms, alive.suspect_after_ms, alive.evict_after_ms
+        self._run.out.append(SendMessage(connection.id, RelayWelcome(proof, *timings)))
+        self._run.notify(ProbeNote(f"{entry.text} is connected from {connection.remote}"))
+
+    def relayed(self, now: Ns, connection: Connection, message: ToRoot, size: int) -> None:
+        """A relay reports for its nodes."""
+        if not connection.is_relay:
+            raise RemoteProtocolError(f"{type(message).__name__} from a client that is no relay")
+        self._run_actions(now, connection.id, self._relays.receive(connection.id, message, size, self._accept))
+
+    def _run_actions(self, now: Ns, conn: Conn, actions: Sequence[RootAction]) -> None:
+        for action in actions:
+            match action:
+                case SendToRelay():
+                    self._send_to_relays([action])
+                case LogNote(text):
+                    self._run.notify(ProbeNote(text))
+                case NodeConnected(node, facts):
+                    self._conns[node], self._names[node] = conn, facts.name
+                    self._step(now, action)
+                case NodeDisconnected(node):
+                    self._conns.pop(node, None)
+                    self._step(now, action)
+                case _:
+                    self._step(now, action)
+
+    def _send_to_relays(self, messages: Sequence[SendToRelay]) -> None:
+        self._run.out += [SendMessage(each.conn, each.message) for each in messages]
+
+    def _settle_relays(self, now: Ns) -> None:
+        """Remove relays whose connections are gone, and the nodes behind them."""
+        gone, self._run.gone_relays = self._run.gone_relays, []
+        for conn in gone:
+            text = self._relays.entry(conn).text
+            del self._relay_heartbeats[conn]
+            lost = self._relays.remove(conn)
+            self._run_actions(now, conn, [NodeDisconnected(node, f"{text} is gone") for node in lost])
+            self._run.notify(ProbeNote(f"{text} is gone, and {len(lost)} nodes with it: they connect again"))
+        if gone and not self._relays:
+            self._rounds.relay_wait_ms = 0
+
     def settle(self, now: Ns) -> None:
         """Remove nodes whose connections are gone."""
+        self._settle_relays(now)
         gone, self._run.gone_nodes = self._run.gone_nodes, []
         for node in gone:
             self._heartbeats.pop(node, None)
@@ -152,14 +218,19 @@ class Probing:
 
     # Liveness
 
-    def received(self, now: Ns, node: NodeId) -> None:
-        """A process that only probes has sent bytes."""
-        if (known := self._heartbeats.get(node)) is not None:
+    def _heartbeats_of(self, connection: Connection) -> NodeHeartbeats | None:
+        if connection.is_relay:
+            return self._relay_heartbeats.get(connection.id)
+        return self._heartbeats.get(connection.node)
+
+    def received(self, now: Ns, connection: Connection) -> None:
+        """A process that only probes, or a relay, has sent bytes."""
+        if (known := self._heartbeats_of(connection)) is not None:
             known.last_received_ns = now
 
-    def heartbeat(self, now: Ns, node: NodeId, heartbeat: Heartbeat) -> None:
-        """A process that only probes has sent a heartbeat."""
-        known = self._heartbeats.get(node)
+    def heartbeat(self, now: Ns, connection: Connection, heartbeat: Heartbeat) -> None:
+        """A process that only probes, or a relay, has sent a heartbeat."""
+        known = self._heartbeats_of(connection)
         if known is None:
             raise RemoteProtocolError("a heartbeat from a node that announced none")
         if heartbeat.epoch or heartbeat.ops:
@@ -171,6 +242,8 @@ class Probing:
     def send_heartbeats(self, number: int) -> None:
         for node, known in self._heartbeats.items():
             self._run.out.append(SendHeartbeat(self._conns[node], number, known.number))
+        for conn, known in self._relay_heartbeats.items():
+            self._run.out.append(SendHeartbeat(conn, number, known.number))
 
     def suspect_peer(self, now: Ns, node: NodeId, silence_ms: int, *, is_suspected: bool) -> None:
         """A peer that probes is suspected, or is not any more."""
@@ -194,6 +267,24 @@ class Probing:
             was, known.suspected = known.suspected, is_suspected(silence, liveness)
             if was != known.suspected:
                 self._step(now, NodeSuspected(node, silence) if known.suspected else NodeRecovered(node))
+
+    def _check_relays(self, now: Ns) -> None:
+        liveness = self._run.settings.liveness
+        for conn, known in list(self._relay_heartbeats.items()):
+            connection = self._run.connections.get(conn)
+            if connection is None:
+                continue
+            reason = evict_reason(now, known.last_received_ns, known.last_echo_ns, liveness)
+            if reason is not None:
+                self._run.notify(ConnectionDropped(f"{self._relays.entry(conn).text} at {connection.remote}", reason))
+                self._run.drop_connection(connection, None, reason)
+                continue
+            silence = silent_ms(now, known.last_received_ns, known.last_echo_ns)
+            was, known.suspected = known.suspected, is_suspected(silence, liveness)
+            if was != known.suspected:
+                relays = self._relays
+                events = relays.suspect(conn, silence) if known.suspected else relays.recover(conn)
+                self._run_actions(now, conn, events)
 
     # Messages
 
@@ -219,6 +310,7 @@ class Probing:
 
     def tick(self, now: Ns) -> None:
         self._check_silence(now)
+        self._check_relays(now)
         if self.broken:
             return
         due = self._rounds.next_deadline_ns()
@@ -246,13 +338,16 @@ class Probing:
             match effect:
                 case SendToNode(node, message):
                     conn = self._conns.get(node)
-                    if conn is not None:
+                    if self._relays.relay_of(node) is not None:
+                        self._relayed.append((node, message))
+                    elif conn is not None and conn not in self._relay_heartbeats:
                         self._run.out.append(SendMessage(conn, message))
                 case SendProbeResponse(requester, answer):
                     if requester in self._run.connections:
                         self._run.connections[requester].waits = False
                         named = answer.summary and self._named(answer.summary)
-                        self._run.out.append(SendMessage(requester, structs.replace(answer, summary=named)))
+                        full = structs.replace(answer, summary=named, relays=self._relays.infos())
+                        self._run.out.append(SendMessage(requester, full))
                 case PublishSummary(summary):
                     self.summary = self._named(summary)
                     self._learn(now, summary)
@@ -263,6 +358,8 @@ class Probing:
                     self._forget_names()
                 case LogNote(text):
                     self._run.notify(ProbeNote(text))
+        relayed, self._relayed = self._relayed, []
+        self._send_to_relays(self._relays.pack(relayed, self._rounds.wait_ms))
         if self._rounds.sequence > self._run.rounds:
             self._run.rounds = self._rounds.sequence + RESERVED_ROUNDS
         self._run.probing = self._rounds.is_on

@@ -25,6 +25,7 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.probing import NodeHello, ProbeCommand
 from ringfold.wire.proof import proven
+from ringfold.wire.regions import NodeEntry, RelayHello
 
 OLDEST_VERSION = PROTOCOL_VERSION
 MIN_NONCE_BYTES = 16
@@ -32,7 +33,7 @@ MAX_GROUP = (1 << 31) - 1
 MAX_ADDRESSES = 64
 MAX_TEXT_CHARS = 1_024
 
-RunRequest = Hello | Resume | StatusRequest | EvictRequest | NodeHello | ProbeCommand
+RunRequest = Hello | Resume | StatusRequest | EvictRequest | NodeHello | RelayHello | ProbeCommand
 """The first message of a connection, with a proof, if it concerns one run."""
 FirstRequest = RunRequest | RunsRequest | ForgetRun
 
@@ -64,7 +65,7 @@ def check_hello(hello: Hello) -> None:
     check_names(hello)
 
 
-def check_names(hello: Hello | NodeHello) -> None:
+def check_names(hello: Hello | NodeHello | NodeEntry) -> None:
     """Every member gets these texts in a record, and `ringfold status` shows them: they must be short and printable."""
     if len(hello.addresses) > MAX_ADDRESSES:
         raise RemoteProtocolError(f"it has {len(hello.addresses)} addresses (limit {MAX_ADDRESSES})")

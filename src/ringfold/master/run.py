@@ -94,11 +94,13 @@ class Connection:
     peer: "Peer | None" = None
     node: NodeId = 0
     """The node id of the peer, or of the process, if it probes."""
+    is_relay: bool = False
+    """Whether it is the connection of a region's nodes."""
     waits: bool = False
     """Whether the response to a command is outstanding."""
 
     def is_idle_client(self, now: Ns) -> bool:
-        is_command = self.proven and self.peer is None and not self.node
+        is_command = self.proven and self.peer is None and not self.node and not self.is_relay
         return is_command and not self.waits and now - self.opened_ns >= CLIENT_IDLE_NS
 
 
@@ -406,6 +408,8 @@ class Run:
         self.delays = DelayStore()
         self.gone_nodes: list[NodeId] = []
         """Nodes whose connection is gone, until the round machine has the event."""
+        self.gone_relays: list[Conn] = []
+        """The same for relays."""
         self.unmeasured: dict[PeerId, Ns] = {}
         """The ends of links that could not be measured, and since when."""
         self.away: dict[PeerId, AwayMember] = {}
@@ -592,6 +596,8 @@ class Run:
         self.unproven.pop(connection.id, None)
         if connection.node:
             self.gone_nodes.append(connection.node)
+        if connection.is_relay:
+            self.gone_relays.append(connection.id)
 
     def remove(
         self, peer: Peer, how: Literal["left", "lost", "evicted"], reason: str, farewell: FromMaster | None

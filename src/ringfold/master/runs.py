@@ -67,6 +67,7 @@ from ringfold.wire.messages import (
 from ringfold.wire.notices import ConnectionDropped, RunForgotten
 from ringfold.wire.probing import NodeHello, ProbeCommand
 from ringfold.wire.proof import prove, run_token
+from ringfold.wire.regions import RelayHello
 from ringfold.wire.status import RunInfo
 
 FIRST_PAUSE_NS, MAX_PAUSE_NS = 1_000 * MS, 60_000 * MS
@@ -77,6 +78,7 @@ _PURPOSES: dict[type[ToMaster], str] = {
     StatusRequest: "status",
     EvictRequest: "evict",
     NodeHello: "node",
+    RelayHello: "relay",
     ProbeCommand: "probe",
     RunsRequest: "runs",
     ForgetRun: "forget",
@@ -361,7 +363,7 @@ class Runs:
         """The first message of a connection, which says what it requests."""
         client = self._unauthenticated[conn]
         match message:
-            case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | ProbeCommand():
+            case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | RelayHello() | ProbeCommand():
                 if client.proven:
                     raise RemoteProtocolError(f"{type(message).__name__} from a client that requested the list of runs")
                 name, token = self._run_name(message), run_token(self._token, check_name(message.run))

@@ -117,6 +117,7 @@ from ringfold.wire.notices import (
     StateRolledBack,
 )
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
+from ringfold.wire.regions import RelayAnswers, RelayClocks, RelayGraph, RelayRound, RelayWelcome
 
 LOG_ADMISSION_NS = 10_000 * MS
 """How often the log says what the admission waits for."""
@@ -440,6 +441,8 @@ class PeerMachine:
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 return []  # this peer does not probe: else the session has handed it to the probing shell
             case messages.Challenge() | messages.Status() | messages.EvictResponse() | messages.RunList():
+                return self._lose_master(f"it message {type(message).__name__} out of turn")
+            case RelayWelcome() | RelayAnswers() | RelayRound() | RelayGraph() | RelayClocks():
                 return self._lose_master(f"it message {type(message).__name__} out of turn")
             case NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
                 return self._lose_master(f"it message {type(message).__name__} out of turn")

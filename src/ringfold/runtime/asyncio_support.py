@@ -8,6 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ringfold.runtime import threads
+from ringfold.runtime.clock import random_bytes
+
+_TCP_INFO_BYTES, _MIN_RTT_AT, _UNKNOWN_RTT = 256, 148, 0xFFFF_FFFF
+"""The offset of tcpi_min_rtt in Linux's struct tcp_info, in microseconds, and its value as long as it is not known."""
 
 TOTAL_RETRANS = slice(100, 104)
 """The field tcpi_total_retrans of struct tcp_info (linux/tcp.h)."""
@@ -53,6 +57,27 @@ def retransmits(transport: asyncio.BaseTransport | None) -> int:
     except OSError:
         return 0
     return int.from_bytes(facts[TOTAL_RETRANS], sys.byteorder)
+
+
+def min_rtt_ns(transport: asyncio.BaseTransport) -> int:
+    """The shortest round-trip time that the kernel has seen on this connection; 0 if it does not know one.
+
+    It is tcpi_min_rtt of TCP_INFO. The smoothed one contains delayed acknowledgements.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_INFO"):
+        return 0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    if len(info) < _MIN_RTT_AT + 4:
+        return 0
+    rtt_us = int.from_bytes(info[_MIN_RTT_AT : _MIN_RTT_AT + 4], sys.byteorder)
+    return 0 if rtt_us == _UNKNOWN_RTT else rtt_us * 1_000
+
+
+def jittered(pause_s: float) -> float:
+    """A pause between a half and one and a half times as long: processes that lost one server do not connect to the
+    next one at the same instant."""
+    return pause_s * (0.5 + int.from_bytes(random_bytes(4), "little") / (1 << 32))
 
 
 def remote_name(transport: asyncio.BaseTransport) -> str:

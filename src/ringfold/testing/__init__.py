@@ -20,8 +20,9 @@ From seeds to runs: `faults.py`, `scenario.py`, `several.py` (several runs on on
 killed) and `sharing.py` (fixed shares of paths). `python -m ringfold.testing` runs many seeds. Bugs that the simulation
 must find are in `tests/planted`.
 
-Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `probing_checks.py`. So has the global
-iteration: `iterating.py`, `iterating_schedules.py`. So has the transport agent of a host with its clients: `agents.py`.
+Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `probing_checks.py`, and with relays
+`probing_regions.py`. So has the global iteration: `iterating.py`, `iterating_schedules.py`. So has the transport agent
+of a host with its clients: `agents.py`.
 """
 
 from ringfold.testing.blocking import SimRun, blocking

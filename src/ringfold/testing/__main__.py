@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ringfold.testing.agents import AgentOutcome, run_agents
 from ringfold.testing.probing import RoundOutcome, run_rounds
+from ringfold.testing.probing_regions import run_regions
 from ringfold.testing.resuming import run_resume
 from ringfold.testing.scenario import Outcome, run_failover, run_seed, run_stalls
 from ringfold.testing.scheduler import SimulationFailure
@@ -144,6 +145,11 @@ def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailu
     return [_caught(run_rounds, seed) for seed in seeds]
 
 
+def run_region_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
+    """Run the regions of some seeds; a violation is an outcome too."""
+    return [_caught(run_regions, seed) for seed in seeds]
+
+
 def run_agent_batch(seeds: Sequence[int]) -> list[AgentOutcome | SimulationFailure]:
     """Run the hosts of some seeds; a violation is an outcome too."""
     return [_caught(run_agents, seed) for seed in seeds]
@@ -255,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
+    parser.add_argument("--regions", action="store_true", help="rounds of probing with relays")
     parser.add_argument("--iterations", action="store_true", help="schedules of the global iteration over a store")
     parser.add_argument("--agents", action="store_true", help="transport agents of a host and their clients")
     parser.add_argument("--failover", action="store_true", help="also lose and replace masters")
@@ -269,15 +276,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _iterations(options, console)
     if options.seed is not None:
         run: Callable[..., object] = run_failover if options.failover else run_seed
-        run = run_agents if options.agents else run_rounds if options.probing else run_several if options.runs else run
+        run = run_agents if options.agents else run_rounds if options.probing else run
+        run = run_several if options.runs else run
         run = run_stalls if options.stalls else run_resume if options.resume else run
         run = run_shares if options.shares else run
+        run = run_regions if options.regions else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
-    if options.probing:
+    if options.probing or options.regions:
         rounds = RoundTotal()
-        run_many(first, options.seeds, options.jobs, console, rounds, run_round_batch)
+        round_batch = run_region_batch if options.regions else run_round_batch
+        run_many(first, options.seeds, options.jobs, console, rounds, round_batch)
         show_counts(rounds, "rounds of probing", first, console)
         return 1 if rounds.failures else 0
     if options.agents:

@@ -159,6 +159,10 @@ def _silent_faults(rng: Random, nodes: int, horizon_ms: float, window_ms: int) -
 class RoundSimulation:
     """One drawn run."""
 
+    mode = "--probing"
+    head_start_ns = 0
+    """When the first nodes start."""
+
     def __init__(
         self, seed: int, scenario: RoundScenario, setup: ProbingSetup, echo: Callable[[str], None] | None = None
     ) -> None:
@@ -173,6 +177,7 @@ class RoundSimulation:
         self._healed_exports: dict[int, int] = {}
         world = self.world
         world.advises = self.rng.random() < 0.3
+        self._prepare()
         for place in range(scenario.probers + scenario.listeners):
             self._add(listen_only=place >= scenario.probers)
         if scenario.settings.kind != "gloo":
@@ -182,6 +187,9 @@ class RoundSimulation:
         self.scheduler.at(int(scenario.faults_ms * MS), self._heal)
         if scenario.settings.kind == "gloo":
             self._regroup()
+
+    def _prepare(self) -> None:
+        """Before the nodes are added."""
 
     def run(self) -> RoundOutcome:
         """To the end; a broken promise raises SimulationFailure."""
@@ -194,7 +202,7 @@ class RoundSimulation:
                 raise Violation(f"no whole round within {scenario.bound_ms:.0f} ms after the last fault{still}")
         except AssertionError as error:
             text = str(error) or "an assertion failed"
-            raise SimulationFailure(self.seed, text, self.scheduler.trace.tail(), "--probing") from error
+            raise SimulationFailure(self.seed, text, self.scheduler.trace.tail(), self.mode) from error
         published = world.history.published
         whole = sum(not summary.missing for summary in published)
         windows, digest = sum(world.history.exports.values()), self.scheduler.trace.digest
@@ -209,7 +217,9 @@ class RoundSimulation:
         clock = Clock(offset_ns, rng.uniform(-1e-4, 1e-4))
         node = SimNode(world, f"node{len(world.nodes)}", clock, listen_only=listen_only)
         world.nodes.append(node)
-        self.scheduler.after(rng.randint(0, 300 * MS), node.start, *(() if last is None else (last,)))
+        self.scheduler.after(
+            self.head_start_ns + rng.randint(0, 300 * MS), node.start, *(() if last is None else (last,))
+        )
         return node
 
     # Faults

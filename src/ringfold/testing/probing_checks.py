@@ -141,6 +141,9 @@ class RoundHistory:
             own = truth.before if str(each.node) in summary.late else summary.round
             if summary.kind != "time" and each.round != own:
                 raise Violation(f"round {summary.round} lists a window of node {each.node} of round {each.round}")
+        processes = [window.process for window in combined.values()]
+        if len(set(processes)) < len(processes):
+            raise Violation(f"round {summary.round} counts a node twice, under several ids: {sorted(combined)}")
         if summary.kind != "time" and (both := missing & combined.keys()):
             raise Violation(f"round {summary.round} counts reports of {sorted(both)}, and names them as missing")
         for node in sorted(truth.participants - missing):

@@ -8,12 +8,16 @@ then messages are also repeated and overtaken, which no machine may rely on not 
 A node that is frozen, or has lost power, keeps its connection: its heartbeats are missing, by which the master suspects
 it, and drops it in the end. A *stuck* node has heartbeats, and does nothing else.
 
-With `gloo` there are no connections but a group of ranks.
+With `gloo` there are no connections but a group of ranks. With regions, nodes connect to relays
+(`probing_regions.py`), or to the master.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from ringfold.errors import RemoteProtocolError
+from ringfold.probe.regions.root import RelayTable, SendToRelay
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.effects import (
     ConfigureProber,
@@ -50,6 +54,7 @@ from ringfold.probe.rounds.gather import LATE_GRACE_MS, LATE_MS
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.node import NEVER, NodeState, RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
+from ringfold.testing.checks import Violation
 from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
 from ringfold.testing.scheduler import Scheduler, Timer
 from ringfold.wire.probing import (
@@ -66,6 +71,10 @@ from ringfold.wire.probing import (
     RoundReport,
     RoundStart,
 )
+from ringfold.wire.regions import NodeEntry, RelayHello, ToRoot
+
+if TYPE_CHECKING:
+    from ringfold.testing.probing_regions import RelayConn, SimRelay
 
 
 @dataclass(slots=True)
@@ -111,6 +120,8 @@ class Trap:
 UTC_NS = 1_700_000_000 * 10**9
 SLACK_MS = 50
 SECOND_NS = 1_000 * MS
+RELAY_WAIT_MS = 25
+"""As in `master/probing.py`."""
 SUSPECT_MS, EVICT_MS = 250, 1_500
 """After how much silence the master suspects a node, and drops its connection."""
 
@@ -120,14 +131,23 @@ class Conn:
     """One connection of a node to a master, known to the master by the id that it gave the node."""
 
     node: "SimNode"
-    master: "ProbingMaster"
+    master: "ProbingMaster | SimRelay"
     id: NodeId
+    """Its number as a link, if it leads to a relay."""
     is_up: bool = True
     is_suspected: bool = False
     silences: int = 0
     """How often heartbeats stopped, or started again."""
     to_node_ns: int = 0
     to_master_ns: int = 0
+
+
+@dataclass(slots=True)
+class Registration:
+    """A node behind a relay, as the master knows it."""
+
+    relay: "RelayConn"
+    is_suspected: bool = False
 
 
 class ProbingWorld:
@@ -154,6 +174,8 @@ class ProbingWorld:
         self.advises = False
         self.by_id: dict[NodeId, SimNode] = {}
         self.group: GlooGroup | None = None
+        self.relays: list[SimRelay] = []
+        self.table_type: type[RelayTable] = RelayTable
         self.trap: Trap | None = None
 
     @property
@@ -182,6 +204,8 @@ class ProbingWorld:
         master.is_alive = False
         for conn in master.dialled:
             self.cut(conn)
+        for relay in self.relays:
+            relay.cut()
 
     def cut(self, conn: Conn) -> None:
         """A connection is lost; both ends notice, each in its time. What was on its way is lost."""
@@ -192,14 +216,17 @@ class ProbingWorld:
         self.scheduler.after(self.rng.randint(0, 20 * MS), conn.node.lost, conn)
 
     def fall_silent(self, conn: Conn) -> None:
-        """No heartbeat is sent on a connection any more, until `recover`."""
+        """No heartbeat is sent on a connection any more, until `recover`. A relay notices by itself."""
         conn.silences += 1
+        if not isinstance(conn.master, ProbingMaster):
+            return
         silence = conn.silences
         self.scheduler.after(SUSPECT_MS * MS, self._suspect, conn, silence)
         self.scheduler.after(EVICT_MS * MS, self._evict, conn, silence)
 
     def _suspect(self, conn: Conn, silence: int) -> None:
         if conn.is_up and conn.silences == silence:
+            assert isinstance(conn.master, ProbingMaster)
             conn.is_suspected = True
             conn.master.event(NodeSuspected(conn.id, SUSPECT_MS), conn)
 
@@ -213,7 +240,7 @@ class ProbingWorld:
     def recover(self, conn: Conn) -> None:
         """Heartbeats are sent again."""
         conn.silences += 1
-        if conn.is_up and conn.is_suspected:
+        if conn.is_up and conn.is_suspected and isinstance(conn.master, ProbingMaster):
             conn.is_suspected = False
             conn.master.event(NodeRecovered(conn.id), conn)
 
@@ -271,20 +298,26 @@ class ProbingMaster:
         )
         self.is_alive, self.is_frozen = True, False
         self.dialled: list[Conn] = []
-        self.conns: dict[NodeId, Conn] = {}
+        self.conns: dict[NodeId, Conn | Registration] = {}
         """Those that have identified themselves."""
+        self.table = world.table_type()
+        self.relay_conns: dict[int, RelayConn] = {}
+        self._relayed: list[tuple[NodeId, FromRoundMaster]] = []
+        self.root_messages = [0, 0]
+        """Messages about nodes: received, and sent."""
         self.listeners: set[NodeId] = set()
         self.probes: dict[NodeId, bool] = {}
         self.asked: dict[int, str] = {}
         self.freezes = 0
         self._queue: list[tuple[MasterEvent, Conn | None]] = []
+        self._relay_queue: list[tuple[RelayConn, ToRoot | RelayHello | None]] = []
         self._timer: Timer | None = None
         self._watched: RoundId | None = None
         self._last_begun: RoundId | None = None
         self._reported: set[NodeId] = set()
         """The nodes that have reported the present round."""
         self._heard: set[NodeId] = set()
-        """The nodes that have sent any report since the present round began."""
+        """The nodes that have sent a report of the present round, or of the one before it, since it began."""
         self._missed: dict[NodeId, int] = {}
         """How many rounds in a row each node has sent no report, while another one did."""
 
@@ -295,25 +328,104 @@ class ProbingMaster:
     def lost(self, conn: Conn) -> None:
         self.event(NodeDisconnected(conn.id, "reset"), conn)
 
-    def event(self, event: MasterEvent, conn: Conn | None = None) -> None:
+    # Relays
+
+    def from_relay(self, conn: "RelayConn", message: ToRoot | RelayHello | None) -> None:
+        """A relay has sent a message; None: its connection is lost."""
         if not self.is_alive:
             return
         if self.is_frozen:
+            self._relay_queue.append((conn, message))
+            return
+        if message is None:
+            if self.relay_conns.pop(conn.id, None) is not None:
+                for node in self.table.remove(conn.id):
+                    self.event(NodeDisconnected(node, "its relay is gone"), self._registration(node))
+        elif isinstance(message, RelayHello):
+            self.relay_conns[conn.id] = conn
+            self.table.add(conn.id, message)
+            conn.relay.accepted(conn)
+        elif conn.id in self.relay_conns:
+            self.root_messages[0] += 1
+            try:
+                actions = self.table.receive(conn.id, message, 300, self._accept)
+            except RemoteProtocolError as error:
+                raise Violation(f"the root refuses a message of {conn.relay.name}: {error}") from error
+            for action in actions:
+                match action:
+                    case SendToRelay():
+                        self._to_relays([action])
+                    case NodeConnected() | NodeDisconnected() | ReportReceived() | AlarmReceived():
+                        registration = Registration(conn) if isinstance(action, NodeConnected) else None
+                        self.event(action, registration or self._registration(action.node))
+                    case NodeSuspected() | NodeRecovered():
+                        self._set_suspected([action])
+                    case _:
+                        pass
+
+    def judge_relay(self, conn: "RelayConn") -> None:
+        """A relay's heartbeats are missing, or are back. A master that is frozen judges when it wakes."""
+        if not self.is_alive or self.is_frozen or conn.id not in self.relay_conns:
+            return
+        if conn.is_suspected != self.table.entry(conn.id).is_suspected:
+            table = self.table
+            events = table.suspect(conn.id, SUSPECT_MS) if conn.is_suspected else table.recover(conn.id)
+            self._set_suspected(events)
+
+    def _set_suspected(self, events: Sequence[MasterEvent]) -> None:
+        for event in events:
+            assert isinstance(event, NodeSuspected | NodeRecovered)
+            self.conns[event.node].is_suspected = isinstance(event, NodeSuspected)
+            self.event(event, self._registration(event.node))
+
+    def _registration(self, node: NodeId) -> "Registration | None":
+        known = self.conns.get(node)
+        return known if isinstance(known, Registration) else None
+
+    def _accept(self, entry: NodeEntry) -> tuple[NodeId, list[SendToRelay]]:
+        """The master's rule for ids, as in `master/probing.py`."""
+        node, moved = entry.number, self.table.take_over(entry.number, entry.name, entry.addresses[0], entry.port)
+        known = next((each for each in self.world.nodes if each.name == entry.name), None)
+        if known is None:
+            raise RemoteProtocolError("there is no such node")
+        if moved is None and (not node or node in self.conns):
+            node = self.world.fresh_id(known)
+        return node, moved or []
+
+    def _to_relays(self, messages: Sequence[SendToRelay]) -> None:
+        for each in messages:
+            self.root_messages[1] += 1
+            if each.conn in self.relay_conns:
+                self.relay_conns[each.conn].to_relay(each.message)
+
+    # Nodes
+
+    def event(self, event: MasterEvent, conn: Conn | Registration | None = None) -> None:
+        if not self.is_alive:
+            return
+        if self.is_frozen:
+            assert not isinstance(conn, Registration)
             self._queue.append((event, conn))
             return
         if isinstance(event, NodeConnected) and conn is not None:
-            self.conns[conn.id] = conn
-            self._missed[conn.id] = 0
-            self.listeners |= {conn.id} if event.listen_only else set()
+            if self.world.relays and isinstance(conn, Conn):
+                event = self._greet(event, conn)
+            self.conns[event.node] = conn
+            self._missed[event.node] = 0
+            self.listeners |= {event.node} if event.listen_only else set()
         elif isinstance(event, NodeDisconnected):
             if self.conns.get(event.node) is not conn:
                 return
             del self.conns[event.node]
         world, machine = self.world, self.machine
         starts: dict[RoundId, RoundTruth] = {}
+        if self.world.relays and isinstance(event, ReportReceived) and isinstance(conn, Conn):
+            self.root_messages[0] += 1
+            event = ReportReceived(conn.id, event.report, event.bytes)
         if isinstance(event, ReportReceived) and event.node in self.conns:
             self._note_report(event, self.conns[event.node])
         was_gathering = machine.round if machine.is_gathering else None
+        machine.relay_wait_ms = RELAY_WAIT_MS if self.relay_conns else 0
         effects = machine.step(world.now, event)
         if was_gathering is not None and machine.round != was_gathering:
             self._note_end(world.history.rounds[was_gathering])
@@ -330,18 +442,36 @@ class ProbingMaster:
                     del self.asked[asker]
                 case _:
                     pass
+        relayed, self._relayed = self._relayed, []
+        self._to_relays(self.table.pack(relayed, machine.wait_ms))
         world.history.waits(machine.waiting_for(), self.listeners)
         if world.settings.kind == "master":
             self._check_waiting()
-            for round, truth in starts.items():
+            # A report through a relay that its node has left counts in `_missed`, and not for the machine: they differ.
+            for round, truth in () if self.world.relays else starts.items():
                 self._check_graph(round, truth)
         self._watch()
         self._set_timer()
 
-    def _note_report(self, event: ReportReceived, conn: Conn) -> None:
+    def _greet(self, event: NodeConnected, conn: Conn) -> NodeConnected:
+        """Assign the id of a node with its own connection, by the same rule as behind a relay."""
+        known, last = event.facts, event.last
+        entry = NodeEntry(0, "", known.name, [known.address], known.port, event.listen_only, last, known.node)
+        conn.id, messages = self._accept(entry)
+        self._to_relays(messages)
+        conn.is_suspected = False  # the silence of a node counts from here
+        if not conn.node.sends_heartbeats:
+            self.world.fall_silent(conn)
+        self.world.to_node(conn, MasterConnected(conn.id))
+        facts = Neighbour(conn.id, known.name, known.address, known.port)
+        return NodeConnected(conn.id, facts, event.listen_only, last)
+
+    def _note_report(self, event: ReportReceived, conn: Conn | Registration) -> None:
         conn.is_suspected = False
         self._missed[event.node] = 0
-        self._heard.add(event.node)
+        truth = self.world.history.rounds.get(self._last_begun) if self._last_begun is not None else None
+        if truth is None or event.report.round in (self._last_begun, truth.before):
+            self._heard.add(event.node)
         if self.machine.is_gathering and event.report.round == self.machine.round:
             self._reported.add(event.node)
 
@@ -395,7 +525,10 @@ class ProbingMaster:
             world.history.clock_sent(node, conn, message.round)
         if world.group is not None:
             world.group.broadcast(node, message)
+        elif isinstance(conn, Registration):
+            self._relayed.append((node, message))
         elif conn is not None:
+            self.root_messages[1] += 1
             world.to_node(conn, MasterMessageReceived(message))
 
     def _watch(self) -> None:
@@ -430,6 +563,11 @@ class ProbingMaster:
             (queue, self._queue), tick = (self._queue, []), (Tick(), None)
             for event, conn in [tick, *queue] if self.world.rng.random() < 0.5 else [*queue, tick]:
                 self.event(event, conn)
+            relayed, self._relay_queue = self._relay_queue, []
+            for relay, message in relayed:
+                self.from_relay(relay, message)
+            for relay in list(self.relay_conns.values()):
+                self.judge_relay(relay)
 
 
 class SimNode:
@@ -450,6 +588,10 @@ class SimNode:
         self._waits_since: RoundId | None = None
         self._stood_at = NEVER
         self.key = b""
+        self.relays: list[SimRelay] = []
+        """The relays that it tries before the master."""
+        self._tries = 0
+        self._is_stuck = False
 
     # Life
 
@@ -494,6 +636,7 @@ class SimNode:
         if self.is_alive and not self.is_frozen:
             self.world.note(self.name, f"is {'stuck' if has_heartbeats else 'frozen'} for {for_ns / MS:.0f} ms")
             self.is_frozen, self.freezes = True, self.freezes + 1
+            self._is_stuck = has_heartbeats
             if self.conn is not None and not has_heartbeats:
                 self.world.fall_silent(self.conn)
             self.world.scheduler.after(for_ns, self.wake)
@@ -510,6 +653,10 @@ class SimNode:
             for event in [Tick(), *queue] if self.world.rng.random() < 0.5 else [*queue, Tick()]:
                 self.event(event)
 
+    @property
+    def sends_heartbeats(self) -> bool:
+        return self.is_alive and not (self.is_frozen and not self._is_stuck)
+
     def jump(self, by_ns: int) -> None:
         self.world.note(self.name, f"has a clock that jumps by {by_ns / MS:.0f} ms")
         self.clock.jump(self.world.now, by_ns)
@@ -524,8 +671,14 @@ class SimNode:
     def _dial(self, process: int) -> None:
         if process != self.process or not self.is_alive or self.conn is not None:
             return
+        if self.is_frozen:
+            self._dial_soon()
+            return
+        if self.world.relays:
+            self._dial_next()
+            return
         master = self.world.master
-        if master is None or self.is_frozen:
+        if master is None:
             self._dial_soon()
             return
         if not self.id or self.world.rng.random() < 0.3:
@@ -534,6 +687,18 @@ class SimNode:
         master.dialled.append(conn)
         self.world.to_master(conn, NodeConnected(self.id, self.facts(), self.listen_only, self.machine.last))
         self.world.to_node(conn, MasterConnected(self.id))
+
+    def _dial_next(self) -> None:
+        """Try the next address: those of the relays, then that of the master."""
+        targets = [*self.relays, self.world.master]
+        target = targets[self._tries % len(targets)]
+        self._tries += 1
+        if target is None or not target.is_alive:
+            self._dial_soon()
+            return
+        conn = self.conn = Conn(self, target, self.id)
+        target.dialled.append(conn)
+        self.world.to_master(conn, NodeConnected(self.id, self.facts(), self.listen_only, self.machine.last))
 
     def facts(self) -> Neighbour:
         return Neighbour(self.id, self.name, "10.0.0.1", 50_000)
@@ -557,6 +722,8 @@ class SimNode:
             self._queue.append(event)
             return
         world, self._stood_at = self.world, self.machine.last
+        if isinstance(event, MasterConnected):
+            self.id = event.node
         effects = self.machine.step(self.clock.read(world.now), event)
         world.history.stepped(self.process, self.name, self.machine.last, event, effects)
         if isinstance(event, MasterMessageReceived):

@@ -5,7 +5,8 @@ side then sends one of these, each with a proof of a secret over the challenge's
 sent):
 
 * to a master: `Hello` (a peer joins), `Resume` (a member reconnects after a change of masters), `NodeHello` (a process
-  that only probes), `StatusRequest`, `EvictRequest`, `ProbeCommand`, `RunsRequest` or `ForgetRun` (a command);
+  that only probes), `RelayHello` (a relay of such processes), `StatusRequest`, `EvictRequest`, `ProbeCommand`,
+  `RunsRequest` or `ForgetRun` (a command);
 * to a peer: `LaneHello` (a neighbour opens a lane) or `BulkHello` (a member opens a bulk session, to fetch shared state
   or to measure the link).
 
@@ -48,6 +49,17 @@ from ringfold.wire.probing import (
     RoundEnd,
     RoundReport,
     RoundStart,
+)
+from ringfold.wire.regions import (
+    RelayAlarm,
+    RelayAnswers,
+    RelayClocks,
+    RelayGraph,
+    RelayHello,
+    RelayNodes,
+    RelayReports,
+    RelayRound,
+    RelayWelcome,
 )
 from ringfold.wire.status import Divergence as Divergence
 from ringfold.wire.status import EvictRequest as EvictRequest
@@ -795,6 +807,10 @@ ToMaster = (
     | ForgetRun
     | RoundReport
     | RoundAlarm
+    | RelayHello
+    | RelayNodes
+    | RelayReports
+    | RelayAlarm
 )
 FromMaster = (
     Challenge
@@ -826,6 +842,11 @@ FromMaster = (
     | RoundClock
     | RoundEnd
     | RoundStart
+    | RelayWelcome
+    | RelayAnswers
+    | RelayRound
+    | RelayGraph
+    | RelayClocks
 )
 Handshake = Challenge | Refused | LaneHello | LaneWelcome | BulkHello | BulkWelcome
 BulkMessage = HashesWanted | Hashes | BlocksWanted | Have | Rate | Refused

@@ -209,6 +209,22 @@ class RoundSummary(Struct, frozen=True, omit_defaults=True):
     """Of the nodes whose reports count, by their ids."""
 
 
+class RelayInfo(Struct, frozen=True):
+    """A relay as the root sees it."""
+
+    name: str
+    region: str
+    nodes: int
+    batches: int = 0
+    """Messages with reports."""
+    reports: int = 0
+    bytes: int = 0
+    """Of the messages with reports."""
+    refused: int = 0
+    """Reports and alarms for nodes that are not behind this relay."""
+    is_suspected: bool = False
+
+
 # Messages
 
 
@@ -350,3 +366,4 @@ class ProbeAnswer(Message, frozen=True, tag="probe_answer"):
     text: str
     is_on: bool
     summary: RoundSummary | None = None
+    relays: list[RelayInfo] = field(default_factory=list)

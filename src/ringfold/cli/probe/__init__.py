@@ -1,8 +1,8 @@
 """`ringfold probe`: measure links and clocks, and look at what was measured.
 
 `run_node.py` runs a node, in a run or without one. `control.py` starts, stops and shows the rounds of a run.
-`report.py` summarises logs, `pictures.py` draws them, `compare.py` puts several runs side by side, and `replay.py` fits
-one log again.
+`relay.py` is the relay of a region. `report.py` summarises logs, `pictures.py` draws them, `compare.py` puts several
+runs side by side, and `replay.py` fits one log again.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.core import TyperGroup
 
-from ringfold.cli.probe import compare, control, replay, report
+from ringfold.cli.probe import compare, control, relay, replay, report
 
 if TYPE_CHECKING:
     from typer import Context
@@ -54,6 +54,7 @@ app.command("stop")(control.stop)
 app.command("round")(control.round_)
 app.command("show")(control.show)
 app.command("compare")(compare.command)
+app.command("relay")(relay.relay)
 
 
 Masters = Annotated[
@@ -159,7 +160,8 @@ def probe(
         listen_only=listen_only, estimator=estimator, export=export, points=points, as_json=as_json,
         offset_ns=offset_ns, drift_ppb=drift_ppb,
     )  # fmt: skip
-    given: dict[str, object] = {"master": master, "run": run, "token_file": token_file, "name": name}
+    addresses = None if master is None else [address for each in master for address in each.split(",")]
+    given: dict[str, object] = {"master": addresses, "run": run, "token_file": token_file, "name": name}
     given["probe_log_fits"] = log_fits
     _probe(nodes, given, options)
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ringfold.wire.probing import ProbeAction, RoundSummary
+    from collections.abc import Sequence
+
+    from ringfold.wire.probing import ProbeAction, RelayInfo, RoundSummary
 
 Address = Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the join token of the run.")]
@@ -73,8 +75,29 @@ def _send_command(
         console.print(answer.text)
         if answer.summary is not None and action in ("round", "show"):
             show_summary(answer.summary)
+        if answer.relays and action == "show":
+            show_relays(answer.relays)
     if not answer.done:
         raise typer.Exit(1)
+
+
+def show_relays(relays: "Sequence[RelayInfo]") -> None:
+    """The relays of a run as a table."""
+    from ringfold.cli.output import console, table
+
+    rows = (
+        (
+            each.region,
+            f"{each.name} (silent)" if each.is_suspected else each.name,
+            str(each.nodes),
+            str(each.batches),
+            str(each.reports),
+            f"{each.bytes / 1e3:.0f}",
+            str(each.refused),
+        )
+        for each in relays
+    )
+    console.print(table("relays", ["region", "relay", "nodes", "batches", "reports", "KB", "refused"], rows))
 
 
 def show_summary(summary: "RoundSummary") -> None:

@@ -105,6 +105,8 @@ class JoinedNode:
         self._earlier_deadline = asyncio.Event()
         self._wakes_at_s = 0.0
         self._is_master = self._was_welcomed = False
+        self._was_lost = False
+        """Whether the last connection was an accepted one: the master was lost, and perhaps by many nodes at once."""
         self.bind = ""
         """The local address of its socket."""
         self.away_reason = ""
@@ -162,6 +164,8 @@ class JoinedNode:
         while True:
             for host, port in self._masters:
                 try:
+                    if self._was_lost:
+                        await asyncio.sleep(asyncio_support.jittered(MIN_PAUSE_S))
                     await self._run_connection(host, port)
                     reason = "it closed the connection"
                     pause_s = MIN_PAUSE_S
@@ -182,7 +186,7 @@ class JoinedNode:
                 if reason != last_reason:
                     _log.warning("the master at %s:%d is away (%s); this node goes on", host, port, reason)
                     last_reason = reason
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(asyncio_support.jittered(pause_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _run_connection(self, host: str, port: int) -> None:
@@ -216,6 +220,7 @@ class JoinedNode:
             was_welcomed = self._writer is not None
             self._writer = None
             writer.close()
+            self._was_lost = was_welcomed
             if was_welcomed:
                 self.shell.step(MasterDisconnected("the connection is gone"))
                 self._wake_if_earlier()

@@ -147,6 +147,8 @@ class RoundMaster:
         self._sequence_skew = 0
         self._alarms_ignored_until_ns: int | None = None
         self._out: list[MasterEffect] = []
+        self.relay_wait_ms = 0
+        """How much longer reports are awaited where relays may hold them for a node that is late."""
 
     # For the shell
 
@@ -168,6 +170,11 @@ class RoundMaster:
     def round(self) -> RoundId | None:
         """The present round."""
         return self._round.id if self._round else None
+
+    @property
+    def wait_ms(self) -> int:
+        """How long the present round waits for reports after its RoundEnd."""
+        return self._round.wait_ms if self._round else 0
 
     @property
     def owes_summary(self) -> bool:
@@ -371,7 +378,8 @@ class RoundMaster:
         self._move_to(MasterState.GATHERING)
         if self.settings.kind == "master":
             awaited = filter(self._nodes.is_awaited, round.participants)
-            round.wait_ms = self._nodes.wait_ms(awaited, self.settings.report_floor_ms, gather_ms)
+            usual_ms = self._nodes.wait_ms(awaited, self.settings.report_floor_ms, gather_ms)
+            round.wait_ms = min(usual_ms + self.relay_wait_ms, gather_ms)
             round.end_sent_ns = now_ns
             end = RoundEnd(round.id, now_ns, round.label, gather_ms + self.settings.grace_ms)
             for node in sorted((round.participants | self._nodes.excluded().keys()) & self._members.keys()):
