@@ -46,6 +46,9 @@ FaultKind = Literal[
 ]
 SILENT: tuple[FaultKind, ...] = ("stuck", "power", "freeze")
 """Drawn apart from the others: nodes that do nothing, and whose connections stay open."""
+SILENT_SHARE, SILENT_SHARE_WITH_CRASH = 0.5, 0.15
+"""In how many seeds there are silent nodes. Each of them makes a new graph in the end, which would hide most mistakes
+in the graphs of a master that takes over."""
 COMMON: tuple[FaultKind, ...] = ("crash", "freeze", "cut", "messy", "master_crash")
 
 
@@ -136,14 +139,16 @@ def draw_rounds(seed: int) -> RoundScenario:
         for_ms = rng.choice((50, 500, 3_000, 10_000)) * rng.uniform(0.5, 1)
         fault = RoundFault(rng.choice(kinds), rng.uniform(0, horizon_ms), for_ms, rng.randrange(probers + listeners))
         faults.append(fault)
-    faults += _silent_faults(Random(f"silent nodes {seed}"), probers + listeners, horizon_ms, window_ms)
+    has_crash = any(fault.kind == "master_crash" for fault in faults)
+    share = SILENT_SHARE_WITH_CRASH if has_crash else SILENT_SHARE
+    faults += _silent_faults(Random(f"silent nodes {seed}"), share, probers + listeners, horizon_ms, window_ms)
     faults_ms = max((fault.at_ms + fault.for_ms for fault in faults), default=0) + 100
     return RoundScenario(settings, probers, listeners, tuple(faults), faults_ms)
 
 
-def _silent_faults(rng: Random, nodes: int, horizon_ms: float, window_ms: int) -> list[RoundFault]:
-    """In half of all seeds: nodes that fall silent for a part of a window, or for many."""
-    if rng.random() < 0.5:
+def _silent_faults(rng: Random, share: float, nodes: int, horizon_ms: float, window_ms: int) -> list[RoundFault]:
+    """In this share of all seeds: nodes that fall silent for a part of a window, or for many."""
+    if rng.random() < 1 - share:
         return []
     return [
         RoundFault(
