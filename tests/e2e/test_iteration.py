@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_servers import SERVERS, SOURCE, Server, Sqlite, those, until
+from store_servers import SERVERS, SOURCE, Etcd, EtcdCluster, Server, Sqlite, those, until
 
 import ringfold as rf
 from ringfold.iteration import State
@@ -69,10 +69,10 @@ class Rank:
 
     def __init__(self, server: Server, rank: int, world: int, **options: object) -> None:
         self.rank = rank
-        more = options.pop("environment", {})
+        more, url = options.pop("environment", {}), str(options.pop("url", server.url))
         assert isinstance(more, dict)
         timing = [str(options.pop("last", 1000)), str(options.pop("heartbeat_s", 1)), str(options.pop("inactive_s", 4))]
-        self._process = server.python(PROGRAM, server.url, str(rank), str(world), *timing, repr(options), env=more)
+        self._process = server.python(PROGRAM, url, str(rank), str(world), *timing, repr(options), env=more)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._heard = b""
@@ -313,6 +313,30 @@ def test_a_store_that_restarts_is_waited_for(server: Server, crew: list[Rank]) -
     ranks[1].finishes()
     assert [rank.begins() for rank in ranks] == [1, 1]
     assert all_step(ranks) == [2, 2]
+
+
+def test_an_iteration_goes_on_when_etcd_loses_its_leader(tmp_path: Path, crew: list[Rank]) -> None:
+    """Three members, four ranks in processes; the leader is killed while some ranks have arrived and others train."""
+    if reason := Etcd.missing():
+        pytest.skip(reason)
+    cluster = EtcdCluster(tmp_path)
+    try:
+        server = cluster.members[0]
+        ranks = [Rank(server, rank, 4, min_ranks=4, inactive_s=30, heartbeat_s=1, url=cluster.url) for rank in range(4)]
+        crew += ranks
+        assert [rank.begins() for rank in ranks] == [0] * 4
+        assert all_step(ranks) == [1] * 4
+        ranks[0].finishes()
+        ranks[1].finishes()
+        cluster.leader().kill()
+        ranks[2].finishes()
+        ranks[3].finishes()
+        assert [rank.begins() for rank in ranks] == [2] * 4
+        for number in range(3, 6):
+            assert all_step(ranks) == [number] * 4
+        assert not any(rank.is_dead for rank in ranks)
+    finally:
+        cluster.stop()
 
 
 def test_a_store_that_was_emptied_is_refused(server: Server, crew: list[Rank]) -> None:

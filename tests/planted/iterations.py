@@ -50,6 +50,17 @@ class NeverLooksAgain(IterationMachine):
             yield Pause(self.timing.heartbeat_s)
 
 
+class LeavesItToOthers(IterationMachine):
+    """A rank that has arrived waits for a newer record, and never looks whether all have arrived."""
+
+    def _is_early(self, record: Record) -> bool:
+        return True
+
+    def _wait(self, call: ProgramCall, record: Record) -> Steps[None]:
+        yield from super()._wait(call, record)
+        self._waited_in = None
+
+
 class ComesBack(IterationMachine):
     """Registers again when another process has registered for its rank."""
 
@@ -217,6 +228,7 @@ BUGS: dict[str, Bug] = {
     "no_condition": _bug("the record is written without a condition", _of(SetsTheRecord)),
     "unknown_is_won": _bug("an unknown outcome counts as a win", _of(TakesUnknownForWon)),
     "never_looks_again": _bug("a rank that waits never looks for the dead", _of(NeverLooksAgain)),
+    "left_to_others": _bug("a rank that has arrived never looks whether all have", _of(LeavesItToOthers)),
     "comes_back": _bug("a superseded incarnation registers again", _of(ComesBack)),
     "no_repeat": _bug("a restarted rank skips what its predecessor had not finished", _of(DoesNotRepeat)),
     "any_incarnation": _bug("the arrival of a dead incarnation counts", _of(CountsTheDead)),

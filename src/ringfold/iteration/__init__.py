@@ -5,7 +5,7 @@ store), `liveness.py` (which ranks have arrived, and which are dead) and `machin
 that is pure. `shell.py` runs the steps on a store: programs use its `GlobalIteration`.
 """
 
-from ringfold.iteration.machine import Resumed, State
+from ringfold.iteration.machine import Resumed, State, StateChange
 from ringfold.iteration.shell import GlobalIteration
 
-__all__ = ["GlobalIteration", "Resumed", "State"]
+__all__ = ["GlobalIteration", "Resumed", "State", "StateChange"]

@@ -21,17 +21,22 @@ counts if it is not lower than n, and if the incarnation is the registered one o
 rank is never removed, an old number counts for nothing, and there is nothing to clean up per iteration. The key is
 written by compare-and-set, too, so that a late write cannot replace a newer one.
 
-*Waiting.* A rank that has finished writes its arrival, and then observes the others, so that of several last ranks at
-least one sees all arrivals. The winner of the present iteration was the last to finish the one before, and likely is
-again: it observes first, and if all others have arrived it advances without an arrival of its own. A rank that has to
-wait waits for the record to change, and observes again at a low rate: for ranks that died, and for a last rank that
-died before it tried.
+*Waiting.* A rank that has finished writes its arrival. If all others may have arrived by then, it observes them, so
+that of several last ranks at least one sees all arrivals. Where the versions of a store count its writes
+(`counts_writes`), the version of the arrival minus that of the record is at least the number of arrivals so far; as
+long as that is lower than the number of ranks that are waited for, nobody needs to look. So one or two ranks observe in
+an iteration, and not all of them: what a rank costs the store does not grow with the number of ranks.
+
+The winner of the present iteration was the last to finish the one before, and likely is again: it observes first, and
+if all others have arrived it advances without an arrival of its own. A rank that has to wait waits for the record to
+change, and observes again at a low rate: for ranks that died, and for a last rank that died before it tried.
 
 *Members and newcomers.* A rank that is a member of the record's iteration, and has not run it yet, runs it. Every other
 rank arrives at it at once, without running it, and is a member of the next. So a rank that restarts while the others
 still wait runs the iteration again; a rank that was away for longer continues with the present one.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,6 +84,18 @@ class State(StrEnum):
     ADVANCE = "ADVANCE"
     NEW_ITERATION = "NEW_ITERATION"
 
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A rank's state, and the iteration it is about: the one that it has or had, or, in NEW_ITERATION and TRAINING, the
+    one that begins."""
+
+    state: State
+    iteration: int
+
+
+MAX_STATE_CHANGES = 64
+"""So many changes of state are remembered."""
 
 TRANSITIONS = Transitions(
     {
@@ -129,6 +146,12 @@ class IterationMachine:
         self.keys = Keys(me.name)
         self.observer = RankObserver(me, self.keys, timing)
         self.state = State.READY
+        self.changes: deque[StateChange] = deque(maxlen=MAX_STATE_CHANGES)
+        """The last changes of state, the oldest first."""
+        self.change_count = 0
+        """How many there were."""
+        self._iteration_version: int | None = None
+        """The store's version of the record when it advanced to the present iteration, if this rank saw that."""
         self.iteration = NONE_YET
         self.record: Record | None = None
         self.resumed: Resumed | None = None
@@ -144,6 +167,8 @@ class IterationMachine:
         self._alive = self.keys.alive(me.rank, me.incarnation)
         self._nonces = 0
         self._won = NONE_YET
+        self._waited_in: Record | None = None
+        """The record that this call has waited to be replaced: it has waited long enough to observe the others."""
         self._is_outcome_unknown = False
         self._before: Registration | None = None
 
@@ -268,6 +293,7 @@ class IterationMachine:
     # From one iteration to the next
 
     def _next(self, call: ProgramCall) -> Steps[BegunIteration]:
+        self._waited_in = None
         while True:
             if self.error is not None:  # the heartbeat thread has found that this incarnation may not continue
                 raise self.error
@@ -295,9 +321,9 @@ class IterationMachine:
         self.iteration = finished
 
     def _begun(self, record: Record) -> BegunIteration:
-        self._move_to(State.NEW_ITERATION)
         missed = 0 if self.iteration == NONE_YET else record.iteration - self.iteration - 1
         self.iteration = record.iteration
+        self._move_to(State.NEW_ITERATION)
         self.hold = None
         self._move_to(State.TRAINING)
         return BegunIteration(record.iteration, tuple(record.members), missed, self._won == record.iteration)
@@ -321,8 +347,11 @@ class IterationMachine:
 
     def _observe_and_decide(self, call: ProgramCall, record: Record) -> Steps[None]:
         """Observe; then try to advance, or write the arrival, or wait for another rank to advance."""
-        entry = self._entry
         is_written = self._has_arrived_at(record.iteration)
+        if is_written and self._waited_in is not record and self._is_early(record):
+            self.hold = Hold((), "others have not arrived")
+            yield from self._wait(call, record)
+            return
         observation = yield from self.observer.observe(call, record)
         if self.record is not record:
             return
@@ -343,8 +372,21 @@ class IterationMachine:
         elif call.is_over:
             raise self._timeout_error(call, decision)
         else:
-            wait_s = min(self.timing.observe_interval_s, call.left_s)
-            yield from self._read(call, WaitFor(self.keys.record, version_of(entry), wait_s))
+            yield from self._wait(call, record)
+
+    def _wait(self, call: ProgramCall, record: Record) -> Steps[None]:
+        """Wait for a newer record than this, until it is time to observe the others again."""
+        self._waited_in = record
+        wait_s = min(self.timing.observe_interval_s, call.left_s)
+        yield from self._read(call, WaitFor(self.keys.record, version_of(self._entry), wait_s))
+
+    def _is_early(self, record: Record) -> bool:
+        """Whether others certainly had not arrived when this rank wrote its arrival. The last one to write sees more
+        writes than that, and observes."""
+        if not self.me.counts_writes or self._iteration_version is None or self._arrival is None:
+            return False
+        waited_for = sum(not self.is_dead(rank) for rank in record.present)
+        return self._arrival.version - self._iteration_version < waited_for
 
     def _decide(self, record: Record, observation: RankObservation) -> Advance | Hold:
         return decide(record, observation.arrived | {self.me.rank}, observation.dead)
@@ -391,7 +433,17 @@ class IterationMachine:
             return
         if self.fence:
             self._check_registration(record)
+        self._note_version(record, entry)
         self.record, self._entry = record, entry
+
+    def _note_version(self, record: Record, entry: Entry | None) -> None:
+        """Remember the version at which the iteration began. A change of the record later in the iteration has a higher
+        version, which arrivals before it do not count up to."""
+        known = self.record
+        if known is not None and record.iteration == known.iteration:
+            return
+        is_seen = known is not None and record.version == known.version + 1
+        self._iteration_version = version_of(entry) if is_seen else None
 
     def _check_order(self, record: Record | None, known: Record) -> None:
         if record is None:
@@ -411,7 +463,11 @@ class IterationMachine:
             raise Superseded(self.me.rank, self.me.incarnation, registration.incarnation)
 
     def _move_to(self, state: State) -> None:
+        is_new = state is not self.state
         self.state = TRANSITIONS.move(self.state, state)
+        if is_new:
+            self.changes.append(StateChange(state, self.iteration))
+            self.change_count += 1
 
     def _nonce(self) -> str:
         self._nonces += 1

@@ -73,6 +73,8 @@ class RankIdentity:
     incarnation: str
     can_list: bool = True
     has_leases: bool = False
+    counts_writes: bool = False
+    """Whether a key's version counts all writes to the store: see `Store.counts_writes`."""
     name: str = "iteration"
     """The prefix of the keys: several global iterations may share a store."""
     store: str = "the store"

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ringfold.errors import LeaseLost, RingfoldError, StoreError, StoreUnreachable, UsageError
 from ringfold.iteration.liveness import LivenessTiming, RankObservation
-from ringfold.iteration.machine import BegunIteration, IterationMachine, Resumed, State
+from ringfold.iteration.machine import BegunIteration, IterationMachine, Resumed, State, StateChange
 from ringfold.iteration.operations import (
     CompareAndSet,
     Delete,
@@ -50,8 +50,10 @@ class StepsStopped(Exception):
 class StepRunner:
     """Runs steps on one store, and holds the lease that shows that this process is alive."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, between: Callable[[], None] = lambda: None) -> None:
+        """`between` is called after each step, in the thread that runs it."""
         self._store = store
+        self._between = between
         self._lock = threads.Lock()
         self._lease: Lease | None = None
 
@@ -69,8 +71,13 @@ class StepRunner:
                 try:
                     operation = next(steps) if reply is None else send_reply(steps, reply)
                 except StopIteration as over:
-                    value: Value = over.value
-                    return value
+                    is_over, value = True, over.value
+                else:
+                    is_over = False
+            self._between()
+            if is_over:
+                result: Value = value
+                return result
             outcome: StoreOutcome
             try:
                 outcome = self._execute(operation, stop)
@@ -139,6 +146,9 @@ class GlobalIteration:
 
     `store` is an address or an open store; a store that was opened here is closed at the end. `name` distinguishes
     several global iterations in one store. The first call of `next` registers the rank.
+
+    `on_state(state, iteration)` is called at every change of state (TRAINING, READY, CONSENSUS, ADVANCE,
+    NEW_ITERATION), in the thread that calls `next` or `arrive`; what it raises is logged. `states` has the last ones.
     """
 
     def __init__(
@@ -154,6 +164,7 @@ class GlobalIteration:
         timeout_s: float = 600.0,
         until: int | None = None,
         name: str = "iteration",
+        on_state: Callable[[State, int], None] | None = None,
     ) -> None:
         rules = Rules(world, min_ranks, quorum)
         timing = LivenessTiming(heartbeat_s=heartbeat_s, inactive_after_s=inactive_after_s)
@@ -166,6 +177,7 @@ class GlobalIteration:
             incarnation=clock.random_bytes(8).hex(),
             can_list=self._store.can_list,
             has_leases=self._store.has_leases,
+            counts_writes=self._store.counts_writes,
             name=name,
             store=getattr(self._store, "name", "the store"),
         )
@@ -177,7 +189,9 @@ class GlobalIteration:
         self._timeout_s = timeout_s
         self._until = until
         self._machine.until = until
-        self._runner = StepRunner(self._store)
+        self._runner = StepRunner(self._store, self._report_states)
+        self._on_state, self._states_reported = on_state, 0
+        self._reporting = threads.Lock()
         self._calling = threads.Lock()
         self._stop = threads.Event()
         self._heartbeats: threads.Thread | None = None
@@ -273,6 +287,11 @@ class GlobalIteration:
         return self._machine.state
 
     @property
+    def states(self) -> tuple[StateChange, ...]:
+        """The last changes of state, the oldest first: each with the state and the iteration it is about."""
+        return tuple(self._machine.changes)
+
+    @property
     def iteration(self) -> int:
         """The iteration that `next` returned last; -1 before the first."""
         return self._machine.iteration
@@ -330,6 +349,19 @@ class GlobalIteration:
         return None if registration is None or registration.last == NONE_YET else registration.last
 
     # Steps
+
+    def _report_states(self) -> None:
+        """Call `on_state` for the changes since the last time. Only steps of calls change the state."""
+        if self._on_state is None:
+            return
+        with self._reporting:
+            changes, count = tuple(self._machine.changes), self._machine.change_count
+            new, self._states_reported = count - self._states_reported, count
+        for change in changes[max(0, len(changes) - new) :] if new else ():
+            try:
+                self._on_state(change.state, change.iteration)
+            except Exception:
+                _log.exception("on_state failed")
 
     def _look(self) -> RankObservation:
         self._check_open()

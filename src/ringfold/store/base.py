@@ -108,6 +108,11 @@ class Store(Protocol):
         """Whether the store itself expires leases. Otherwise each client does, after observing one for its TTL."""
 
     @property
+    def counts_writes(self) -> bool:
+        """Whether versions count writes: between two entries with versions a < b there were at most b - a writes to the
+        namespace, the second one included, whatever their keys."""
+
+    @property
     def generation(self) -> Generation:
         """Which store this is, with the highest revision seen here. Pass it to `open_store` as `known` later."""
 
@@ -245,6 +250,10 @@ class Driver(Protocol):
 
     @property
     def has_leases(self) -> bool: ...
+
+    @property
+    def counts_writes(self) -> bool:
+        """Whether each write of the namespace gets a version of its own, higher than those of all writes before it."""
 
     def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
         """The generation of the store. With a nonce, a store that has none gets this one."""

@@ -18,6 +18,7 @@ A gap between two observations counts at most half the time to live. So an obser
 was, leaves a live holder half of its time to renew. An expiry takes three observations.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -60,6 +61,7 @@ Value = TypeVar("Value")
 _FIRST_PAUSE_S = 0.005
 _MAX_PAUSE_S = 0.25
 _MIN_LAST_READ_S = 0.25
+_MAX_WATCHES = 4
 
 SCHEMES = ("sqlite", "tcp", "etcd", "etcds", "redis", "rediss")
 _TRUE = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -70,6 +72,15 @@ class _ObservedLease:
     version: int
     looked_ns: int
     watched_ns: int
+
+
+@dataclass(slots=True)
+class _KeptWatch:
+    """A watch, the process that made it, and what was read last since it exists."""
+
+    watch: KeyWatch
+    pid: int
+    read: Read | None
 
 
 class LeaseMonitor:
@@ -129,6 +140,9 @@ class StoreClient:
         self._pause = pause
         self._lock = threads.Lock()
         self._leases = LeaseMonitor()
+        self._operations = 0
+        self._watches: dict[str, _KeptWatch] = {}
+        """Watches that no wait uses now, by key."""
         self._known = known or Generation("", 0)
         self._check_generation_at_start(known, nonce or clock.random_bytes(16).hex())
 
@@ -152,6 +166,15 @@ class StoreClient:
     @property
     def has_leases(self) -> bool:
         return self._driver.has_leases
+
+    @property
+    def counts_writes(self) -> bool:
+        return self._driver.counts_writes
+
+    @property
+    def operations(self) -> int:
+        """How many requests this client has made of the store so far; notifications of watches are none."""
+        return self._operations
 
     @property
     def generation(self) -> Generation:
@@ -206,23 +229,46 @@ class StoreClient:
 
     def wait(self, key: str, seen: int, timeout_s: float | None = None) -> Entry | None:
         deadline = self._deadline(timeout_s)
-        read = self._read_for_wait(key, deadline)
-        if version_of(read.entry) != seen or deadline.is_over():
-            return read.entry
-        watch = self._watch_key(key, deadline)
-        try:
-            # A change before the watch was set up does not notify it: read again first.
+        kept = self._take_watch(key)
+        if kept is None:
             read = self._read_for_wait(key, deadline)
-            while version_of(read.entry) == seen and not deadline.is_over():
+            if version_of(read.entry) != seen or deadline.is_over():
+                return read.entry
+            # A change before the watch was set up does not notify it: read again first.
+            watch = self._watch_key(key, deadline)
+            kept = _KeptWatch(watch, os.getpid(), None)
+        try:
+            # What was read last under this watch is still there, unless the watch has been notified since.
+            if kept.read is None or version_of(kept.read.entry) != seen:
+                kept.read = self._read_for_wait(key, deadline)
+            while version_of(kept.read.entry) == seen and not deadline.is_over():
                 try:
-                    watch.wait(read, min(deadline.left_s(), observe_interval_s(read.entry)))
+                    kept.watch.wait(kept.read, min(deadline.left_s(), observe_interval_s(kept.read.entry)))
                 except StoreUnreachable:
-                    watch.close()
-                    watch = self._watch_key(key, deadline)
-                read = self._read_for_wait(key, deadline)
-            return read.entry
-        finally:
-            watch.close()
+                    kept.watch.close()
+                    kept.watch = self._watch_key(key, deadline)
+                kept.read = self._read_for_wait(key, deadline)
+        except BaseException:
+            kept.watch.close()
+            raise
+        self._keep_watch(key, kept)
+        return kept.read.entry
+
+    def _take_watch(self, key: str) -> "_KeptWatch | None":
+        with self._lock:
+            kept = self._watches.pop(key, None)
+        # After a fork it belongs to the parent.
+        return kept if kept is not None and kept.pid == os.getpid() else None
+
+    def _keep_watch(self, key: str, kept: "_KeptWatch") -> None:
+        """Keep the watch for the next wait for the same key: to make one costs more than to wait."""
+        with self._lock:
+            extra = self._watches.pop(key, None)
+            if extra is None and len(self._watches) >= _MAX_WATCHES:
+                extra = self._watches.pop(next(iter(self._watches)))
+            self._watches[key] = kept
+        if extra is not None:
+            extra.watch.close()
 
     def _read_for_wait(self, key: str, deadline: Deadline) -> Read:
         """Read for a wait. A read takes some time, so the last one has a minimum timeout of its own."""
@@ -230,6 +276,7 @@ class StoreClient:
 
     def _watch_key(self, key: str, deadline: Deadline) -> KeyWatch:
         graced = self._graced(deadline)
+        self._operations += 1
         return self._retry(lambda: self._driver.watch(self._full(key), graced), graced)
 
     def _graced(self, deadline: Deadline) -> Deadline:
@@ -251,6 +298,11 @@ class StoreClient:
         return HeldLease(self, key, written.entry, ttl_ms, sent_ns)
 
     def close(self) -> None:
+        with self._lock:
+            kept, self._watches = list(self._watches.values()), {}
+        for each in kept:
+            if each.pid == os.getpid():
+                each.watch.close()
         self._driver.close()
 
     def __enter__(self) -> "StoreClient":
@@ -305,6 +357,7 @@ class StoreClient:
 
     def _call(self, call: Callable[[Generation], Response], deadline: Deadline) -> Response:
         guard = self.generation
+        self._operations += 1
         response = self._retry(lambda: call(guard), deadline)
         self._check(response.generation, guard)
         return response

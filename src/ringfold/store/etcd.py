@@ -116,6 +116,7 @@ class EtcdDriver:
 
     can_list = True
     has_leases = True
+    counts_writes = True
 
     def __init__(self, url: str, namespace: str) -> None:
         scheme, _, rest = url.partition("://")

@@ -128,6 +128,7 @@ class MemoryDriver:
 
     can_list = True
     has_leases = False
+    counts_writes = True
 
     def __init__(
         self,

@@ -12,8 +12,10 @@ does by default. With anything less a crash of the server loses acknowledged wri
 The revision shows that, and the client refuses to continue.
 """
 
+import hashlib
 import logging
 import os
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
@@ -102,6 +104,16 @@ return {generation(), found}
 )
 
 
+class _UnknownScript(Exception):
+    """The server does not have a script that was named by its digest."""
+
+
+@cache
+def _digest(script: str) -> str:
+    """The name of a script: Redis executes it by this, without reading its text again."""
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+
+
 class RedisConnection(Protocol):
     """What is used of redis-py's connection: encoding, authentication and TLS; the deadlines are not."""
 
@@ -124,6 +136,7 @@ class RedisDriver:
 
     can_list = True
     has_leases = True
+    counts_writes = True
 
     def __init__(self, url: str, namespace: str) -> None:
         try:
@@ -209,7 +222,11 @@ class RedisDriver:
         self, script: str, key: str, guard: Generation, deadline: Deadline, *rest: Word, is_read: bool = False
     ) -> list[Any]:
         keys = (self._key("!generation"), self._full(key), self._key("!names"))
-        return self._call(("EVAL", script, 3, *keys, guard.id, guard.revision, *rest), deadline, is_read=is_read)
+        arguments = (3, *keys, guard.id, guard.revision, *rest)
+        try:
+            return self._call(("EVALSHA", _digest(script), *arguments), deadline, is_read=is_read)
+        except _UnknownScript:  # nothing was done; the server compiles and remembers it now
+            return self._call(("EVAL", script, *arguments), deadline, is_read=is_read)
 
     def _call(self, command: tuple[Word, ...], deadline: Deadline, *, is_read: bool) -> list[Any]:
         """Send one command and read its response. If that is lost it is StoreUnknown, unless the command only reads."""
@@ -224,6 +241,9 @@ class RedisDriver:
         except self._redis.exceptions.BusyLoadingError as error:
             connection.disconnect()
             raise StoreUnreachable(self.name, str(error)) from error
+        except self._redis.exceptions.NoScriptError as error:
+            connection.disconnect()
+            raise _UnknownScript from error
         except (self._redis.ConnectionError, self._redis.TimeoutError) as error:
             connection.disconnect()
             raise lost(self.name, str(error)) from error
@@ -298,6 +318,8 @@ class RedisKeyWatch:
         try:
             if self._connection.can_read(min(timeout_s, _SLOW_POLL_S)):
                 self._connection.read_response()
+                while self._connection.can_read(0):  # of several changes the last one is read anyway
+                    self._connection.read_response()
         except (self._redis.ConnectionError, self._redis.TimeoutError) as error:
             raise StoreUnreachable(self._name, str(error)) from error
 

@@ -80,6 +80,7 @@ class SqliteDriver:
 
     can_list = True
     has_leases = False
+    counts_writes = True
 
     def __init__(self, path: str | Path, *, allow_network: bool = False) -> None:
         self._path = Path(path).absolute()

@@ -117,6 +117,7 @@ class TcpDriver:
 
     can_list = False
     has_leases = False
+    counts_writes = False  # a write takes its version before it is made: one with a lower version may come later
 
     def __init__(self, url: str, namespace: str, *, serve: bool = False) -> None:
         try:

@@ -4,7 +4,8 @@ A *life* is one process of one rank. It runs two sequences of steps, as the real
 iteration, train, next, ...) and its heartbeats. Every operation they yield travels to the store, is carried out there
 at one instant, and its answer travels back. At each of them the life may die, before it is carried out or after; the
 answer may be lost; the operation may be late. Besides, lives are paused, cut off, doubled, restarted at once or much
-later, their clocks jump by an hour, and the store stands still, is emptied or put back.
+later, their clocks jump by an hour, and the store stands still, loses its leader (no request is answered for a while,
+and of those that write some are carried out, some are not, and some are later), is emptied or put back.
 
 What is checked, for any protocol, by what lives really did:
 - no rank wins an iteration that another one has won;
@@ -50,7 +51,7 @@ TIMING = LivenessTiming(heartbeat_s=1.0, inactive_after_s=6.0)
 SETTLED = 3
 """So many iterations all ranks must get once the faults have stopped."""
 
-Kind = Literal["crash", "pause", "cut", "twin", "leave", "jump", "outage", "wipe", "restore"]
+Kind = Literal["crash", "pause", "cut", "twin", "leave", "jump", "outage", "leader", "wipe", "restore"]
 Moment = Literal["crash", "crash after"]
 
 
@@ -80,6 +81,7 @@ class IterationSchedule:
     rules: Rules
     can_list: bool = True
     has_leases: bool = False
+    counts_writes: bool = False
     troubles: tuple[Trouble, ...] = ()
     crash_at: tuple[int, int, Moment] | None = None
     """A rank, the number of one of its store operations, and when in it the life ends."""
@@ -191,6 +193,8 @@ class Simulated:
         self.history = 0
         self._back_ns = -(10**12)
         self.is_down = False
+        self.leaderless = 0
+        """How many losses of the leader are not over."""
         self.is_quiet = False
         self.operations: dict[int, int] = {}
         self.checks = Checks(schedule.rules, self.lives)
@@ -238,7 +242,7 @@ class Simulated:
 
     def _heal(self) -> None:
         """The faults stop: everything is there again."""
-        self.is_quiet, self.is_down = True, False
+        self.is_quiet, self.is_down, self.leaderless = True, False, 0
         for life in list(self.lives):
             life.is_cut = False
             if life.is_paused:
@@ -267,6 +271,13 @@ class Simulated:
                     for life in self.lives:
                         life.is_troubled = True  # leases keep expiring while they cannot be renewed
                 return
+            case "leader":
+                self.leaderless += 1
+                self.sched.after(trouble.for_ms * MS, self._elect)
+                if self.schedule.has_leases:
+                    for life in self.lives:
+                        life.is_troubled = True
+                return
             case "wipe" | "restore":
                 self._go_back(trouble)
                 return
@@ -294,6 +305,9 @@ class Simulated:
 
     def _back(self) -> None:
         self.is_down = False
+
+    def _elect(self) -> None:
+        self.leaderless = max(0, self.leaderless - 1)
 
     def _uncut(self, life: RankProcess) -> None:
         life.is_cut = False
@@ -329,6 +343,7 @@ class Simulated:
             incarnation=life.incarnation,
             can_list=self.schedule.can_list,
             has_leases=self.schedule.has_leases,
+            counts_writes=self.schedule.counts_writes,
         )
 
     def now_ns(self, life: RankProcess) -> int:
@@ -540,6 +555,9 @@ class Simulated:
         number = self.operations[life.rank] = self.operations.get(life.rank, 0) + 1
         if life.is_cut or self.is_down:
             return "unreachable"
+        if self.leaderless:
+            unanswered: tuple[Fault, ...] = ("unreachable", "lost reply", "late")
+            return self.rng.choice(unanswered)
         crash = self.schedule.crash_at
         if crash is not None and crash[:2] == (life.rank, number):
             return crash[2]

@@ -41,7 +41,8 @@ def draw(seed: int) -> IterationSchedule:
         rules=rules,
         can_list=rng.random() < 0.6,
         has_leases=rng.random() < 0.4,
-        troubles=_going_back(rng) if goes_back else _troubles(rng, world),
+        counts_writes=Random(f"{seed}/counts").random() < 0.7,
+        troubles=_going_back(rng) if goes_back else _with_leaders_lost(seed, _troubles(rng, world)),
         crash_at=crash_at if rng.random() < 0.5 else None,
         losses=rng.choice((0.0, 0.0, 0.01, 0.05)),
         quiet_ms=rng.randint(2_000, 12_000),
@@ -54,6 +55,17 @@ def _troubles(rng: Random, world: int) -> tuple[Trouble, ...]:
     return tuple(
         sorted((_trouble(rng, world) for _ in range(rng.choice((0, 1, 1, 2, 3, 5)))), key=lambda trouble: trouble.at_ms)
     )
+
+
+def _with_leaders_lost(seed: int, troubles: tuple[Trouble, ...]) -> tuple[Trouble, ...]:
+    """Besides, in every other schedule, a store with several members loses its leader, up to three times."""
+    rng = Random(f"{seed}/leaders")
+    count = rng.choice((0, 0, 0, 1, 2, 3))
+    lost = [
+        Trouble(kind="leader", at_ms=rng.randrange(_WITHIN_MS), for_ms=rng.choice((50, 500, 3_000)))
+        for _ in range(count)
+    ]
+    return tuple(sorted((*troubles, *lost), key=lambda trouble: trouble.at_ms))
 
 
 def _trouble(rng: Random, world: int) -> Trouble:

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ from ringfold.iteration.operations import (
     send_reply,
 )
 from ringfold.iteration.record import NONE_YET, Advance, Hold, RankIdentity, Record, Rules, decide, decode, encode
+from ringfold.iteration.shell import GlobalIteration
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreCall
@@ -49,9 +51,9 @@ class Stage:
         self.now_ns = 0
         self.count = 0
 
-    def rank(self, rank: int, rules: Rules, *, can_list: bool = True, has_leases: bool = False) -> "Process":
+    def rank(self, rank: int, rules: Rules, **flavour: bool) -> "Process":
         self.count += 1
-        me = RankIdentity(rank=rank, incarnation=f"{rank}-{self.count}", can_list=can_list, has_leases=has_leases)
+        me = RankIdentity(rank=rank, incarnation=f"{rank}-{self.count}", **flavour)  # type: ignore[arg-type]
         return Process(self, me, rules)
 
     def ranks(self, rules: Rules, **flavour: bool) -> list["Process"]:
@@ -567,6 +569,51 @@ def test_where_the_store_lists_the_reads_of_a_rank_do_not_grow_with_the_ranks(wo
     assert max(reads) <= 2
 
 
+@pytest.mark.parametrize("world", [2, 20, 128])
+def test_where_versions_count_writes_only_the_last_rank_looks_at_the_others(world: int) -> None:
+    stage = Stage()
+    processes = stage.ranks(Rules(world), counts_writes=True)
+    for turn in range(3):
+        for process in processes:
+            process.operations.clear()
+        (winner,) = [process for process in processes if process.machine._won == process.machine.iteration]
+        others = [process for process in processes if process is not winner]
+        for process in [winner, *others[:-1]]:
+            process.waits()
+        begun = others[-1].next()
+        assert len(begun.members) == world
+        for process in [winner, *others[:-1]]:
+            process.goes_on()
+        lists = sum(isinstance(one, ListKeys) for process in processes for one in process.operations)
+        # The last one lists, and the winner of the iteration before, which expects to be the last again. In the first
+        # turn some ranks have not seen when the iteration began: they registered before others did.
+        assert not turn or lists <= 2 + (world == 2)
+        assert max(len(process.operations) for process in processes) <= 3
+
+
+def test_a_rank_that_came_early_looks_again_when_it_has_waited() -> None:
+    """The last one writes its arrival, and dies before it looks."""
+    stage = Stage()
+    zero, one, two = stage.ranks(Rules(3), counts_writes=True)
+    zero.waits()
+    one.waits()
+    two.arrives()
+    assert zero.goes_on().members == (0, 1, 2)
+
+
+def test_a_change_of_the_record_in_the_iteration_does_not_hide_arrivals() -> None:
+    """Its version is higher than those of the arrivals before it."""
+    stage = Stage()
+    processes = stage.ranks(Rules(4), counts_writes=True)
+    for process in processes[:2]:
+        process.waits()
+    again = stage.rank(2, Rules(4), counts_writes=True)
+    again.register()
+    assert again.next().iteration == 0
+    again.waits()
+    assert processes[3].next().members == (0, 1, 2, 3)
+
+
 def test_where_the_store_cannot_list_the_roster_says_whom_to_ask_for() -> None:
     stage = Stage()
     processes = stage.ranks(Rules(4), can_list=False)
@@ -630,6 +677,35 @@ def test_the_states_follow_one_another() -> None:
     one.next()
     zero.goes_on()
     assert zero.machine.state is State.TRAINING
+
+
+def test_every_change_of_state_is_remembered_with_its_iteration() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    for process in (zero, one):
+        process.machine.changes.clear()
+    zero.waits()
+    one.next()
+    zero.goes_on()
+    waited = [(State.READY, 0), (State.ADVANCE, 0), (State.NEW_ITERATION, 1), (State.TRAINING, 1)]
+    assert [(change.state, change.iteration) for change in zero.machine.changes] == waited
+    won = [change.state for change in one.machine.changes]
+    assert won[-4:] == [State.CONSENSUS, State.ADVANCE, State.NEW_ITERATION, State.TRAINING]
+
+
+def test_the_states_and_a_callback_show_every_new_iteration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[State, int]] = []
+
+    def note(state: State, iteration: int) -> None:
+        seen.append((state, iteration))
+        if state is State.TRAINING:
+            raise ValueError("a callback that fails harms nobody")
+
+    with GlobalIteration(f"sqlite://{tmp_path}/store.db", 0, 1, on_state=note) as iteration:
+        assert [iteration.next() for _ in range(3)] == [0, 1, 2]
+        assert [number for state, number in seen if state is State.NEW_ITERATION] == [0, 1, 2]
+        assert [(change.state, change.iteration) for change in iteration.states] == seen
+    assert "on_state failed" in caplog.text
 
 
 def test_a_finished_run_needs_no_members_to_be_seen_as_finished() -> None:

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -392,3 +393,35 @@ def test_a_waiter_for_a_key_is_not_woken_for_another(tmp_path: Path) -> None:
     assert taken.watch.wait(0)
     watches.put_back(taken)
     watches.close()
+
+
+def test_a_watch_is_kept_for_the_next_wait_and_what_it_was_read_with(tmp_path: Path) -> None:
+    """A wait that begins where the last one ended makes one request: the read after the notification."""
+    with open_store(f"sqlite://{tmp_path}/store.db") as store, open_store(f"sqlite://{tmp_path}/store.db") as other:
+        entry = other.set("a", b"0")
+        timer = threading.Timer(0.05, lambda: other.set("a", b"1"))
+        timer.start()
+        seen = store.wait("a", entry.version, 10)
+        assert seen is not None
+        assert seen.value == b"1"
+        timer.join()
+        for number in range(2, 5):
+            before = store.operations
+            timer = threading.Timer(0.05, lambda number=number: other.set("a", b"%d" % number))
+            timer.start()
+            seen = store.wait("a", seen.version, 10)
+            timer.join()
+            assert seen is not None
+            assert seen.value == b"%d" % number
+            assert store.operations - before <= 2
+        assert len(store._watches) == 1
+    assert not store._watches
+
+
+def test_a_wait_after_a_change_that_was_learned_otherwise_reads_first(tmp_path: Path) -> None:
+    with open_store(f"sqlite://{tmp_path}/store.db") as store:
+        first = store.set("a", b"1")
+        assert store.wait("a", first.version, 0.01) == first
+        second = store.set("a", b"2")
+        assert store.wait("a", first.version, 10) == second
+        assert store.wait("a", second.version, 0.01) == second

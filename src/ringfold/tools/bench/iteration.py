@@ -2,8 +2,10 @@
 
 Every rank is a process, and has nothing to do but to agree. An iteration's time is from the instant at which all ranks
 had the one before to that at which all have this one; so it contains everything that every rank does. `from_last` is
-from the last rank's call on: what a rank that comes last has to wait. Then one rank stays away for some seconds, and
-the CPU that the others use meanwhile is measured.
+from the last rank's call on: what a rank that comes last has to wait. `per_rank` is the median divided by the number of
+ranks: on a machine with fewer cores than ranks it shows whether the cost of a rank grows with their number.
+`operations_per_rank` counts the requests to the store of one rank in one iteration, and `most_operations` those of the
+rank with the most. Then one rank stays away for some seconds, and the CPU that the others use meanwhile is measured.
 
 Servers are started for the purpose, durable as they would have to be (see `stores.py`).
 """
@@ -29,12 +31,14 @@ COLUMNS = (
     Column("median", "median_us", microseconds),
     Column("p99", "p99_us", microseconds),
     Column("from the last one", "from_last_median_us", microseconds),
+    Column("per rank", "per_rank_us", microseconds),
+    Column("operations of a rank", "operations_per_rank", lambda value: f"{value:.1f}"),
     Column("CPU of a waiting rank", "waiting_cpu_percent", lambda value: "-" if value is None else f"{value:.2f} %"),
 )
 
 
 def command(
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas.")] = "2,8,32",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas.")] = "2,8,32,64,128",
     store: Annotated[str, typer.Option(help="Kinds of store, with commas.")] = ",".join(KINDS),
     iterations: Annotated[int, typer.Option(help="How many iterations are measured.", min=2)] = 200,
     wait_s: Annotated[float, typer.Option(help="For how long ranks wait for the CPU figure; 0: not.", min=0)] = 10.0,
@@ -86,12 +90,15 @@ def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
         cluster.gather(names, REPLY_S)
         cluster.send(names, {"what": "agree", "count": iterations})
         replies = cluster.gather(names, REPLY_S).values()
+        operations = np.array([reply["operations"] for reply in replies], float) / iterations
         if len({tuple(reply["numbers"]) for reply in replies}) != 1:
             raise ProcessFailed(names[0], "the ranks were handed different numbers")
         called = np.array([reply["called"] for reply in replies], np.int64)
         returned = np.array([reply["returned"] for reply in replies], np.int64)
         ends = returned.max(axis=0)
         row: Row = {**spread(np.diff(ends)), **spread(ends - called.max(axis=0), "from_last_")}
+        row["per_rank_us"] = float(np.median(np.diff(ends))) / 1_000 / world
+        row["operations_per_rank"], row["most_operations"] = float(operations.mean()), float(operations.max())
         if wait_s and world > 1:
             cluster.send(names, {"what": "wait", "s": wait_s})
             shares = [reply["cpu_share"] for reply in cluster.gather(names, REPLY_S).values() if reply]

@@ -23,6 +23,7 @@ from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, process_cpu_ns
 from ringfold.runtime.hardware import usable_cores
 from ringfold.state.hashing import block_hashes
+from ringfold.store import open_store
 from ringfold.tools import streams
 from ringfold.tools.cluster import Channel, ChannelClosed, Message, die_with_parent
 
@@ -392,13 +393,18 @@ def plain_streams(channel: Channel, number: str, mine: str, theirs: str, kind: s
 
 def iteration_rank(channel: Channel, store: str, rank: int, world: int) -> None:
     """Begin with all others, then do what is requested."""
-    with rf.GlobalIteration(store, rank, world, min_ranks=world, timeout_s=ITERATION_S) as iteration:
+    with (
+        open_store(store) as client,
+        rf.GlobalIteration(client, rank, world, min_ranks=world, timeout_s=ITERATION_S) as iteration,
+    ):
         channel.send({"first": iteration.next()})
         while True:
             order = channel.receive()
             assert order is not None
             if order["what"] == "agree":
-                channel.send(agree(iteration, order["count"]))
+                before = client.operations
+                reply = agree(iteration, order["count"])
+                channel.send({**reply, "operations": client.operations - before})
             else:
                 channel.send(wait_for_rank_0(iteration, order["s"]))
 
