@@ -57,6 +57,8 @@ class LeavesItToOthers(IterationMachine):
         return True
 
     def _wait(self, call: ProgramCall, record: Record) -> Steps[None]:
+        if call.is_over:
+            raise self._timeout_error(call, Hold((), "it leaves it to others"))
         yield from super()._wait(call, record)
         self._waited_in = None
 
