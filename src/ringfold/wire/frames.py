@@ -33,6 +33,7 @@ class FrameKind(IntEnum):
 
 
 _HEAD = struct.Struct("<IB")
+HEAD_BYTES = _HEAD.size
 _HEARTBEAT_NUMBERS = struct.Struct("<QQ")
 _REPORT = struct.Struct("<IIIIQQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")

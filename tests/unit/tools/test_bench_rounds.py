@@ -3,7 +3,7 @@
 import pytest
 
 from ringfold.tools.bench import rounds
-from ringfold.tools.bench.rounds import Case, growth_of, parts_of, plan, turns_of
+from ringfold.tools.bench.rounds import Case, growth_of, parts_of, plan, plan_regions, turns_of
 from ringfold.tools.bench.rounds_worker import Mark, Marks
 
 MS = 1_000_000
@@ -76,6 +76,24 @@ def test_gloo_without_torch_is_skipped_with_the_reason(monkeypatch: pytest.Monke
     skipped: dict[str, str] = {}
     assert plan([2, 8], ["gloo"], 10, 0, skipped) == []
     assert "torch" in skipped["gloo"]
+
+
+def test_gloo_is_measured_with_up_to_32_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds.importlib.util, "find_spec", lambda name: object())
+    skipped: dict[str, str] = {}
+    assert [case.nodes for case in plan([8, 16, 32, 128], ["gloo"], 10, 0, skipped)] == [8, 16, 32]
+    assert list(skipped) == ["gloo beyond 32 nodes"]
+
+
+def test_regions_are_measured_beside_the_same_nodes_without_relays() -> None:
+    cases = plan_regions([8, 128], 16, 60)
+    assert [(case.nodes, case.regions, case.mode) for case in cases] == [
+        (8, 0, "recorded"),
+        (8, 8, "regions"),
+        (128, 0, "recorded"),
+        (128, 16, "regions"),
+    ]
+    assert len({(case.window_ms, case.rounds) for case in cases}) == 1
 
 
 def test_long_windows_are_measured_with_and_without_steps() -> None:

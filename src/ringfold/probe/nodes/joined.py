@@ -34,6 +34,7 @@ from ringfold.runtime.clock import random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.frames import (
+    HEAD_BYTES,
     MAX_FRAME_BYTES,
     FrameKind,
     FrameReader,
@@ -111,6 +112,8 @@ class JoinedNode:
         """The local address of its socket."""
         self.away_reason = ""
         """Why the last attempt to connect failed."""
+        self.control_messages = self.control_bytes = 0
+        """Sent and received, heartbeats not counted."""
         self._heartbeat_ms = self._evict_after_ms = 0
         self._last_received_s = 0.0
         self._last_heartbeat = 0
@@ -119,7 +122,13 @@ class JoinedNode:
     def send(self, message: ToRoundMaster) -> None:
         """Send a message, if there is a connection."""
         if self._writer is not None:
-            self._writer.write(message_frame(message))
+            frame = message_frame(message)
+            self._count(len(frame))
+            self._writer.write(frame)
+
+    def _count(self, size: int) -> None:
+        self.control_messages += 1
+        self.control_bytes += size
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the node until `stop` is set. Raises ConfigError if a master refuses it before one has accepted it."""
@@ -247,6 +256,7 @@ class JoinedNode:
     def _receive_frame(self, kind: FrameKind, body: bytes) -> None:
         match kind:
             case FrameKind.MESSAGE:
+                self._count(HEAD_BYTES + len(body))
                 self._receive(decode_from_master(body))
             case FrameKind.HEARTBEAT if self._heartbeat_ms:
                 self._last_heartbeat = max(self._last_heartbeat, decode_master_heartbeat(body)[0])

@@ -45,6 +45,7 @@ from ringfold.runtime.clock import monotonic_ns, random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge
 from ringfold.wire.frames import (
+    HEAD_BYTES,
     MAX_FRAME_BYTES,
     FrameKind,
     FrameReader,
@@ -180,6 +181,8 @@ class RelayServer:
         self._last_link = 0
         self._root: asyncio.StreamWriter | None = None
         self._root_heartbeat = 0
+        self.control_messages = self.control_bytes = 0
+        """Sent to the root and received from it, heartbeats not counted."""
         self._was_welcomed = False
         self._wake = asyncio.Event()
         self._servers: list[asyncio.Server] = []
@@ -235,7 +238,9 @@ class RelayServer:
         match effect:
             case SendToRoot(message):
                 if self._root is not None:
-                    self._root.write(message_frame(message))
+                    frame = message_frame(message)
+                    self._count(len(frame))
+                    self._root.write(frame)
             case SendToLinks(links, message):
                 frame = message_frame(message)
                 for link in links:
@@ -265,6 +270,10 @@ class RelayServer:
                 _log.info("%s", text)
             case _:
                 assert_never(effect)
+
+    def _count(self, size: int) -> None:
+        self.control_messages += 1
+        self.control_bytes += size
 
     def _send_heartbeats(self, number: int) -> None:
         if self._root is not None:
@@ -388,6 +397,7 @@ class RelayServer:
             return
         if kind is not FrameKind.MESSAGE:
             raise RemoteProtocolError(f"it sent a {kind.name} frame to a relay")
+        self._count(HEAD_BYTES + len(body))
         match decode_from_master(body):
             case (RelayAnswers() | RelayRound() | RelayGraph() | RelayClocks()) as message:
                 self._step(RootMessageReceived(message))

@@ -14,6 +14,10 @@ rounds, only windows.
 
 In rows with steps, every fourth node's clock steps by a millisecond in every window, forward and back in turn.
 
+With `--regions` there are only recorded rounds of the kind `master`, for each number of nodes with that many relays and
+without any, in processes for half of the cores (a quarter for the relays). `root` is what the master sends and receives
+in a round: messages and bytes, heartbeats not counted.
+
 In rows with a silent node, one node does nothing from some instant of a window on: it is `frozen` (its process is
 stopped), or `stuck` (it sends heartbeats and nothing else). Rounds from that window on count, and the turn is that of
 all other nodes.
@@ -24,6 +28,7 @@ last node has received it (`start_ms`).
 """
 
 import importlib.util
+import os
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -49,14 +54,18 @@ from ringfold.wire.probing import RoundId, RoundMetrics
 
 WORKER = str(Path(__file__).with_name("rounds_worker.py"))
 MAX_PROCESSES = 8
+MAX_RANKS = 32
+"""Ranks of a Gloo group: every one is a process that has loaded torch."""
 RECORDED_WORKERS = 2
 START_S = 120.0
-SHORT_MS, RECORDED_MS, LONG_MS, TIME_MS = 500, 250, 4_000, 1_500
+SHORT_MS, RECORDED_MS, LONG_MS, TIME_MS, REGION_MS = 500, 250, 4_000, 1_500, 2_000
 KINDS = ("master", "time", "gloo", "local")
 LOGGED = 100
 """Windows that are written and read to see how fast that is."""
 WARM_UP = 2
 """Rounds of a row that do not count: the first calculation of a process takes several times as long as the next."""
+SLOW_HEARTBEATS = {"heartbeat_ms": 1_000, "suspect_after_ms": 10_000, "evict_after_ms": 30_000}
+"""A thousand nodes in a few processes on a few cores are slow, and not gone."""
 LOST_NS = 200_000_000
 """The master's time does not run while the master was kept from running for longer than this."""
 
@@ -77,10 +86,15 @@ class Case(msgspec.Struct, frozen=True):
     steps: bool = False
     points: bool = False
     silent: str = NOBODY
+    regions: int = 0
+
+    @property
+    def mode(self) -> str:
+        return "regions" if self.regions else "recorded" if self.is_recorded else "processes"
 
     @property
     def text(self) -> str:
-        what = "recorded" if self.is_recorded else "processes"
+        what = f"in {self.regions} regions" if self.regions else self.mode
         return f"{self.kind}, {self.nodes} {what}, {self.window_ms} ms{', steps' if self.steps else ''}{self.silence}"
 
     @property
@@ -93,13 +107,14 @@ def command(
     rounds: Annotated[int, typer.Option(help="Rounds of a row with short windows.", min=2)] = 60,
     long_rounds: Annotated[int, typer.Option(help="Rounds of a row with windows of 4 s; 0: none.", min=0)] = 5,
     kinds: Annotated[str, typer.Option(help="Kinds of round, comma-separated.")] = ",".join(KINDS),
+    regions: Annotated[int, typer.Option(help="Only recorded nodes, without relays and with so many.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Time from ROUND_END to the last ROUND_START, and what rounds cost, for 2 to 128 nodes."""
     counts, wanted = _numbers(nodes), _kinds(kinds)
     skipped: dict[str, str] = {}
-    cases = plan(counts, wanted, rounds, long_rounds, skipped)
+    cases = plan_regions(counts, regions, rounds) if regions else plan(counts, wanted, rounds, long_rounds, skipped)
     rows: list[Row] = []
     with reports.guarded(as_json=as_json) as progress:
         task = progress.add_task("starting", total=len(cases))
@@ -108,13 +123,24 @@ def command(
             rows.append(measure(case))
             progress.advance(task)
     notes = []
-    rows += [log_row(LOGGED, points=points) for points in (False, True)]
+    if not regions:
+        rows += [log_row(LOGGED, points=points) for points in (False, True)]
     if growth := growth_of(rows):
         rows.append(growth)
         notes.append(_growth_text(growth))
     settings: dict[str, object] = {"nodes": counts, "rounds": rounds, "long_rounds": long_rounds, "kinds": wanted}
+    settings["regions"] = regions
     result = reports.report("rounds", settings, rows, skipped=skipped, notes=notes)
     reports.finish(result, _sheets(rows), as_json=as_json, against_targets=check)
+
+
+def plan_regions(counts: Sequence[int], regions: int, rounds: int) -> list[Case]:
+    """The same numbers of nodes without relays and with them."""
+    return [
+        Case("master", count, True, REGION_MS, max(4, rounds // 3), regions=relays)
+        for count in counts
+        for relays in (0, min(regions, count))
+    ]
 
 
 def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, skipped: dict[str, str]) -> list[Case]:
@@ -139,9 +165,10 @@ def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, sk
         if importlib.util.find_spec("torch") is None:
             skipped["gloo"] = "torch is not installed (pip install torch)"
         else:
-            cases += [Case("gloo", count, False, SHORT_MS, rounds) for count in few]
-            if few != list(counts):
-                skipped["gloo beyond 8 nodes"] = "every rank is a process that has loaded torch"
+            ranks = [count for count in counts if count <= MAX_RANKS]
+            cases += [Case("gloo", count, False, SHORT_MS, rounds) for count in ranks]
+            if ranks != list(counts):
+                skipped[f"gloo beyond {MAX_RANKS} nodes"] = "every rank is a process that has loaded torch"
     if "local" in kinds:
         cases += [Case("local", count, False, SHORT_MS, max(2, rounds // 6)) for count in few[-1:]]
     return cases
@@ -155,7 +182,8 @@ def measure(case: Case) -> Row:
         row: Row = {
             "kind": case.kind,
             "nodes": case.nodes,
-            "mode": "recorded" if case.is_recorded else "processes",
+            "mode": case.mode,
+            "regions": case.regions,
             "window_ms": case.window_ms,
             "steps": case.steps,
             "points": case.points,
@@ -164,6 +192,7 @@ def measure(case: Case) -> Row:
         marks = list(outcome.marks.values())
         nodes = case.nodes if case.silent == NOBODY else case.nodes - 1
         turns = turns_of(case.kind, nodes, marks)
+        row |= _root(case, outcome)
         row |= {"master_cpu_ms": outcome.master_cpu_ns / 1e6 / len(turns) if turns and outcome.master_cpu_ns else None}
         row |= _turns(turns[WARM_UP if case.silent == NOBODY else 0 :], case.window_ms)
         row |= parts_of(nodes, marks) if case.kind == "master" else {}
@@ -177,21 +206,58 @@ def measure(case: Case) -> Row:
 class RoundMarks(msgspec.Struct, frozen=True):
     marks: dict[str, Marks]
     master_cpu_ns: int = 0
+    root: tuple[int, int] | None = None
+    """Messages and bytes at the master in all rounds; None where they were not counted."""
+
+
+def _root(case: Case, outcome: RoundMarks) -> Row:
+    """What the master sent and received in a round, the warm-up included."""
+    if outcome.root is None:
+        return {"root_messages": None, "root_bytes": None}
+    messages, size = outcome.root
+    rounds = case.rounds + WARM_UP
+    return {"root_messages": messages / rounds, "root_bytes": size / rounds}
+
+
+def _start_relays(cluster: LocalCluster, where: str, case: Case) -> tuple[list[str], list[str]]:
+    """Start the relays of a row, in several processes; their addresses and the names of the processes."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(case.regions)]
+    workers = min(case.regions, max(1, (os.cpu_count() or 1) // 4))
+    names = [f"relays-{number}" for number in range(workers)] if addresses else []
+    for number, name in enumerate(names):
+        order = WorkerOrder(where, relays=addresses[number::workers])
+        cluster.start_worker(name, WORKER, "relays", _text(order))
+    cluster.wait_connected(names, START_S)
+    cluster.gather(names, START_S)
+    return addresses, names
+
+
+def _count_relays(cluster: LocalCluster, names: Sequence[str], nodes: int) -> tuple[int, int]:
+    """Messages and bytes between the relays and the master so far. All nodes must be behind relays."""
+    cluster.send(names, {"count": True})
+    counts = list(cluster.gather(names, START_S).values())
+    behind = sum(int(each["nodes"]) for each in counts)
+    if behind != nodes:
+        raise RuntimeError(f"{behind} of {nodes} nodes are behind relays")
+    return sum(int(each["messages"]) for each in counts), sum(int(each["bytes"]) for each in counts)
 
 
 def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     settings: dict[str, Any] = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
+    if case.window_ms == REGION_MS:
+        settings |= SLOW_HEARTBEATS
     where = cluster.start_master(probe_export=logs, **settings).address
     shares = [1] * case.nodes
     if case.is_recorded:
         together = case.nodes - (case.silent != NOBODY)
-        workers = min(RECORDED_WORKERS, together)
+        workers = min(_recorded_workers(case), together)
         shares = [len(range(worker, together, workers)) for worker in range(workers)] + [1] * (case.nodes - together)
     names = [f"worker-{number}" for number in range(len(shares))]
+    addresses, relays = _start_relays(cluster, where, case)
     first = 0
     for name, share in zip(names, shares, strict=True):
         export = "" if case.is_recorded else str(logs)
-        order = WorkerOrder(where, share, first, case.is_recorded, case.steps, export, case.points)
+        order = WorkerOrder(where, share, first, case.is_recorded, case.steps, export, case.points, addresses)
         cluster.start_worker(name, WORKER, "nodes", _text(order))
         first += share
     cluster.wait_connected(names, START_S)
@@ -202,10 +268,19 @@ def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     timeout_s = START_S + 3 * case.rounds * case.window_ms / 1_000
     if case.silent != NOBODY:
         return _with_silent_node(cluster, case, names, timeout_s)
-    before = cpu_ns(cluster.pid("master"))
+    before, counted = cpu_ns(cluster.pid("master")), _count_relays(cluster, relays, case.nodes) if relays else (0, 0)
     cluster.send(names, {"rounds": case.rounds + WARM_UP})
-    marks = cluster.gather(names, timeout_s)
-    return RoundMarks(_marks(marks), cpu_ns(cluster.pid("master")) - before)
+    marks = _marks(cluster.gather(names, timeout_s))
+    spent_ns = cpu_ns(cluster.pid("master")) - before
+    now = sum(each.messages for each in marks.values()), sum(each.bytes for each in marks.values())
+    now = _count_relays(cluster, relays, case.nodes) if relays else now
+    return RoundMarks(marks, spent_ns, (now[0] - counted[0], now[1] - counted[1]))
+
+
+def _recorded_workers(case: Case) -> int:
+    """In how many processes recorded nodes are: two, so that figures of several machines can be compared, except where
+    the master is to be the bottleneck."""
+    return max(RECORDED_WORKERS, (os.cpu_count() or 1) // 2) if case.window_ms == REGION_MS else RECORDED_WORKERS
 
 
 def _with_silent_node(cluster: LocalCluster, case: Case, names: Sequence[str], timeout_s: float) -> RoundMarks:
@@ -408,7 +483,7 @@ def _short(value: Value) -> str:
 
 
 def _bytes(value: Value) -> str:
-    return f"{value:,}"
+    return f"{value:,.0f}"
 
 
 # Three tables of the same rows, because one would not fit 80 columns.
@@ -435,6 +510,8 @@ COSTS = (
     _CASE,
     Column("rounds", "rounds"),
     Column("CPU", "master_cpu_ms", _ms),
+    Column("root messages", "root_messages", lambda value: f"{value:,.0f}"),
+    Column("root bytes", "root_bytes", _bytes),
     Column("reports", "report_bytes", _bytes),
     Column("a round", "round_bytes", _bytes),
     Column("a window", "window_bytes", _bytes),
@@ -464,6 +541,7 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
 def _case(row: Row) -> str:
     """What was measured: kind, nodes, how they were made, their windows."""
     more = " steps" if row.get("steps") else ""
+    more += f" {row['regions']} relays" if row.get("regions") else ""
     more += "" if row.get("silent", NOBODY) == NOBODY else f" {row['silent']}"
     return f"{row['kind']} {row['nodes']} {row['mode']} {row['window_ms']} ms{more}"
 

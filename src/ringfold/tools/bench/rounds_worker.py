@@ -1,7 +1,7 @@
 """Nodes of a benchmark about rounds: `rounds_worker.py ADDRESS NAME WHAT ORDER`.
 
-`WHAT` is `nodes` (of a master) or `rank` (of a Gloo group); `ORDER` is JSON. This file is run by path, without its
-package, to keep a start short.
+`WHAT` is `nodes` (of a master), `relays` (of regions) or `rank` (of a Gloo group); `ORDER` is JSON. This file is run by
+path, without its package, to keep a start short.
 
 A worker is one node that really probes, or many that do not: those have the production machine and the production
 connection each, and in place of a prober the fits of windows that were recorded when the worker started. What is
@@ -23,6 +23,7 @@ from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.nodes.joined import JoinedNode
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
+from ringfold.probe.nodes.relay import RelayRequest, RelayServer
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.events import FromRoundMaster, ToRoundMaster
@@ -43,6 +44,7 @@ STEP_NS = 1_000_000
 STEPPED = 4
 """Every so many nodes has a clock that steps."""
 KEY = bytes(range(16))
+EXTRA_ROUNDS = 3
 
 
 class WorkerOrder(msgspec.Struct, frozen=True):
@@ -56,6 +58,8 @@ class WorkerOrder(msgspec.Struct, frozen=True):
     steps: bool = False
     export: str = ""
     points: bool = False
+    relays: list[str] = []
+    """The addresses of relays: to listen on, or to connect to in place of the master's, node by node in turn."""
     window_ms: int = 0
     """From here on: of a Gloo group."""
     size: int = 0
@@ -90,6 +94,9 @@ class Marks(msgspec.Struct):
     """How long the prober took to close a window."""
     fits_ns: list[int] = []
     """How long the fits of one window of one node took, those ahead of its end too."""
+    messages: int = 0
+    """On the connections of these nodes in all requested rounds, sent and received."""
+    bytes: int = 0
 
     def end(self, sequence: int, sent_ns: int) -> None:
         _mark(self.ends, sequence, sent_ns, monotonic_ns(), 0)
@@ -232,6 +239,8 @@ def main(arguments: list[str]) -> None:
     try:
         if what == "rank":
             rank(channel, decoded)
+        elif what == "relays":
+            asyncio.run(relays(channel, decoded))
         else:
             asyncio.run(Worker(channel, decoded).run())
     except ChannelClosed:
@@ -250,7 +259,12 @@ class Worker:
         self._until = 0
         self._connected = 0
         self._nodes: list[BenchNode] = []
+        self._counted = (0, 0)
         self._stop = asyncio.Event()
+
+    def _count(self) -> tuple[int, int]:
+        """Messages and bytes on the connections of all nodes, so far."""
+        return sum(node.control_messages for node in self._nodes), sum(node.control_bytes for node in self._nodes)
 
     async def run(self) -> None:
         recorded = record() if self._order.is_recorded else []
@@ -269,6 +283,7 @@ class Worker:
                 for node in self._nodes:
                     node.is_stuck = True
                 continue
+            self._counted = self._count()
             self._until = max(self._marks.starts, default=0) + 1 + int(order["rounds"])
 
     def _node(self, number: int, recorded: Sequence[EdgeFit]) -> BenchNode:
@@ -292,8 +307,10 @@ class Worker:
             if self._connected == order.nodes:
                 self._channel.send({"connected": order.nodes})
 
+        # Behind a relay it does not know the master: a slow start must not leave it with a connection of its own.
+        master = order.relays[number % len(order.relays)] if order.relays else order.master
         node = BenchNode(
-            [order.master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
+            [master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
             on_connected=connected, on_message=received,
         )  # fmt: skip
         node.marks = marks
@@ -313,11 +330,49 @@ class Worker:
         return log_of(self._order, node)
 
     def _report_when_done(self) -> None:
-        """Once all nodes here have begun the last round that was requested, send the marks."""
+        """Once all nodes here have begun the last round that was requested, send the marks; or some rounds later, if a
+        node was not in that one."""
         last = self._marks.starts.get(self._until)
-        if self._until and last is not None and last.count == self._order.nodes:
+        is_done = last is not None and last.count == self._order.nodes
+        if self._until and (is_done or max(self._marks.starts) >= self._until + EXTRA_ROUNDS):
             self._until = 0
+            now, then = self._count(), self._counted
+            self._marks.messages, self._marks.bytes = now[0] - then[0], now[1] - then[1]
             self._channel.send(as_message(self._marks))
+
+
+async def relays(channel: Channel, order: WorkerOrder) -> None:
+    """Several relays in one process. To every message they respond with what they have sent and received so far."""
+    connected = 0
+
+    def accepted(_: str) -> None:
+        nonlocal connected
+        connected += 1
+        if connected == len(servers):
+            channel.send({"connected": connected})
+
+    servers = [
+        RelayServer(
+            RelayRequest(name=f"relay-{address}", region=address, listen=[address], masters=[order.master]),
+            on_connected=accepted,
+        )
+        for address in order.relays
+    ]
+
+    def count() -> None:
+        try:
+            channel.pull()
+        except ChannelClosed:
+            os._exit(0)
+        while channel.queued() is not None:
+            messages = sum(server.control_messages for server in servers)
+            size = sum(server.control_bytes for server in servers)
+            channel.send({"messages": messages, "bytes": size, "nodes": sum(each.machine.nodes for each in servers)})
+
+    freeze_garbage_collector()
+    asyncio.get_running_loop().add_reader(channel.fileno(), count)
+    stop = asyncio.Event()
+    await asyncio.gather(*(server.run(stop) for server in servers))
 
 
 def _nothing(clock: NodeClock) -> None:
