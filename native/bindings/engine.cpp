@@ -211,6 +211,7 @@ void bind_engine(nb::module_& m) {
         nb::gil_scoped_release free;
         const auto found = self.engine().locked([&](Core& core) { return core.path_rtts(monotonic_now(), peer); });
         std::vector<std::pair<std::uint64_t, std::uint64_t>> rtts;
+        rtts.reserve(found.size());
         for (const Rtt& rtt : found) rtts.emplace_back(rtt.smoothed / 1'000, rtt.min / 1'000);
         return rtts;
       },
