@@ -11,8 +11,4 @@ BUGS: dict[str, Bug] = {
         "fixed shares count for the first segments of an op only",
         partial(run_shares, base=Setup(planted="shares_expire")),
     ),
-    "absent_earns": Bug(
-        "a path without lanes earns its share, and takes all of it when it is back",
-        partial(run_shares, base=Setup(planted="absent_earns")),
-    ),
 }
