@@ -37,9 +37,9 @@ from ringfold.wire.frames import FrameReader
 from ringfold.wire.telemetry import (
     Congestion,
     FlowAdded,
+    FlowPath,
     FlowRemoved,
     GateSettings,
-    NicQueues,
     Packet,
     address_number,
     decode,
@@ -544,7 +544,7 @@ def test_switches_are_told_of_flows_and_queues(directory: Path) -> None:
             flow = client.register("127.0.0.1", "127.0.0.1", [("127.0.0.1", "127.0.0.1")] * 2)
             slot, generation = placed(client, flow)
             heard: set[str] = set()
-            while heard != {"FlowAdded", "NicQueues"}:
+            while not heard >= {"FlowAdded", "FlowPath", "NicQueues"}:
                 heard.add(_body(switch, slot, generation))
             client.deregister(flow)
             while _body(switch, slot, generation) != "FlowRemoved":
@@ -560,14 +560,13 @@ def test_flows_are_repeated_also_by_an_agent_that_watches_no_interfaces(director
         quiet = settings(directory, report_to=(where,), reports=often, watch_nics=False)
         with AgentThread(quiet), AgentClient([directory], "job") as client:
             place = placed(client, client.register("127.0.0.1", "127.0.0.1", [("127.0.0.1", "127.0.0.1")] * 2))
-            assert [_body(switch, *place) for _ in range(2)] == ["FlowAdded"] * 2
+            assert [_body(switch, *place) for _ in range(6)] == ["FlowAdded", "FlowPath", "FlowPath"] * 2
 
 
 def _body(switch: socket.socket, slot: int, generation: int) -> str:
     packet = decode(switch.recv(2_000))
     assert isinstance(packet, Packet)
-    if not isinstance(packet.body, NicQueues):
-        assert isinstance(packet.body, FlowAdded | FlowRemoved)
+    if isinstance(packet.body, FlowAdded | FlowPath | FlowRemoved):
         assert (packet.body.slot, packet.body.generation) == (slot, generation)
     return type(packet.body).__name__
 

@@ -90,7 +90,7 @@ def runs(tmp_path: Path) -> list[str]:
 
 
 def test_the_command_prints_a_column_for_each_run(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "2000")
     shown = CliRunner().invoke(build(["probe"]), ["probe", "compare", *runs])
     assert shown.exit_code == 0, shown.output
     assert [word for word in shown.output.split() if "/run" in word] == runs
