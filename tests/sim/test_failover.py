@@ -16,6 +16,7 @@ FOUND_BY = {
     "record_kept_back": 64,
     "answers_kept_back": 90,
     "not_waited_for": 1,
+    "lost_answers": 16,
     "lost_admission": 3,
     "lost_revision": 44,
     "seals_once": 138,
