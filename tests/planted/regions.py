@@ -4,8 +4,9 @@ from functools import partial
 
 from planted import Bug
 from ringfold.probe.regions.relay import RelayMachine
+from ringfold.probe.regions.root import Conn, RelayTable
 from ringfold.testing.probing_regions import RegionSetup, draw_regions, run_regions
-from ringfold.wire.probing import RoundId, RoundKind, RoundReport
+from ringfold.wire.probing import NodeId, RoundId, RoundKind, RoundReport
 from ringfold.wire.regions import Link
 
 
@@ -50,9 +51,16 @@ class HoldsLateReports(RelayMachine):
         return super().next_deadline_ns()
 
 
+class KeepsNodesOfLostRelays(RelayTable):
+    def remove(self, conn: Conn) -> list[NodeId]:
+        super().remove(conn)
+        return []
+
+
 BUGS: dict[str, Bug] = {
     "keeps_links": _bug("a relay without a root keeps its nodes", RegionSetup(relay=KeepsLinks)),
     "hides_leaving": _bug("a relay does not report that a node is gone", RegionSetup(relay=HidesLeaving)),
     "late_is_new": _bug("a relay sends late reports as new ones", RegionSetup(relay=CallsLateReportsNew)),
     "holds_late": _bug("a relay holds late reports for ever", RegionSetup(relay=HoldsLateReports), ("time",)),
+    "keeps_lost": _bug("the root keeps the nodes of a lost relay", RegionSetup(table=KeepsNodesOfLostRelays)),
 }

@@ -341,6 +341,9 @@ class ProbingMaster:
             if self.relay_conns.pop(conn.id, None) is not None:
                 for node in self.table.remove(conn.id):
                     self.event(NodeDisconnected(node, "its relay is gone"), self._registration(node))
+                lost = [each for each in self.conns.values() if isinstance(each, Registration) and each.relay is conn]
+                if lost:
+                    raise Violation(f"{len(lost)} nodes are connected through {conn.relay.name}, which is gone")
         elif isinstance(message, RelayHello):
             self.relay_conns[conn.id] = conn
             self.table.add(conn.id, message)
