@@ -102,8 +102,9 @@ struct ringfold_hints_header {
 #define RINGFOLD_WORD_GENERATION_AT 44
 #define RINGFOLD_WORD_GENERATION_MASK 0xfffffu
 
-#define RINGFOLD_HINT_FIXED 1u /* the shares bind: keep to them over the whole transfer. Else they are where to begin \
-                                */
+#define RINGFOLD_HINT_FIXED                                                                 \
+  1u /* the shares bind: keep to them over the whole transfer. Else they are where to begin \
+      */
 
 struct ringfold_hint_slot {
   uint64_t word;

@@ -198,8 +198,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     peer.core.take_closing();
     if (steps % 8 == 0) peer.check();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
-    REQUIRE(held < 4 * delivered + 8 * requested + 8 * size + (std::size_t{8} << 20), "%zu bytes held, %zu delivered", held,
-            delivered);
+    REQUIRE(held < 4 * delivered + 8 * requested + 8 * size + (std::size_t{8} << 20), "%zu bytes held, %zu delivered",
+            held, delivered);
   }
   peer.core.forget_blocks();
   peer.check();

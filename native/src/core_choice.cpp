@@ -6,14 +6,14 @@
 // for the first segments of an op, where pulling has shown nothing yet; a path under backpressure gets nothing while
 // another path is alive.
 //
-// *Fixed* shares bind. Each path has a credit, in bytes, per link and direction: with every segment that the link sends,
-// each path earns its share of the segment's bytes, and the path that takes it pays all of them. Only the path with the
-// most credit takes the next segment, or one that would be at most half a segment ahead of its share afterwards. So
-// bytes are split by the shares at any time, whatever the size of ops, their number in flight, and the order in which
-// segments arrive. Rates do not count: nobody is too late, and the end of a slow path is not sent again on a fast one.
-// A path that is silent earns on, and catches up when it is heard again (a lost packet can silence it for 200 ms);
-// meanwhile the others take its part. A path without lanes earns nothing, and begins with the others when it is back.
-// What is left of a fault when no op is in flight is forgiven.
+// *Fixed* shares bind. Each path has a credit, in bytes, per link and direction: with every segment that the link
+// sends, each path earns its share of the segment's bytes, and the path that takes it pays all of them. Only the path
+// with the most credit takes the next segment, or one that would be at most half a segment ahead of its share
+// afterwards. So bytes are split by the shares at any time, whatever the size of ops, their number in flight, and the
+// order in which segments arrive. Rates do not count: nobody is too late, and the end of a slow path is not sent again
+// on a fast one. A path that is silent earns on, and catches up when it is heard again (a lost packet can silence it
+// for 200 ms); meanwhile the others take its part. A path without lanes earns nothing, and begins with the others when
+// it is back. What is left of a fault when no op is in flight is forgiven.
 //
 // Invariant: what may be sent is sent. There is always a lane that may take the next segment, and a lane that leaves it
 // to others wakes them (`leave_to_others`).
@@ -227,8 +227,8 @@ bool Core::is_advised(const Conn& conn, const OpPtr& op) const {
   return advice.share[mine] > 0 && (behind(mine) >= next - segment / 2 || behind(mine) >= most);
 }
 
-// Fixed shares: this path has the most credit of those that can be counted on, or is at most half a segment ahead of its
-// share when it has taken the next one.
+// Fixed shares: this path has the most credit of those that can be counted on, or is at most half a segment ahead of
+// its share when it has taken the next one.
 bool Core::is_within_share(const Conn& conn, std::size_t next, std::size_t segment, const PathShares& advice) const {
   const auto counts = usable_paths(conn, advice);
   double whole = 0;
@@ -301,8 +301,8 @@ void Core::count_assigned(Conn& conn, const OpPtr& op, std::size_t bytes) {
   }
 }
 
-// The tail of one lane goes to another one: so many bytes of payload, which the slow one has sent, too, unless they were
-// moved.
+// The tail of one lane goes to another one: so many bytes of payload, which the slow one has sent, too, unless they
+// were moved.
 void Core::count_taken_over(const Conn& slow, const Conn& idle, std::size_t bytes, bool is_moved) {
   if (idle.sharing.paths < 2) return;
   const auto charged = static_cast<double>(bytes);

@@ -432,8 +432,8 @@ void Prober::drain_stamps() {
       const std::uint32_t index = notes.id - io.first_id;
       if (!notes.is_stamp || notes.real == 0 || index >= io.expected.size()) continue;
       const Expected& expected = io.expected[index];
-      // Older than its packet: a stamp from before the count was restarted. One that a queue held back until now can pass;
-      // it is too early for its packet, which only widens the bound, and the packet's own stamp replaces it.
+      // Older than its packet: a stamp from before the count was restarted. One that a queue held back until now can
+      // pass; it is too early for its packet, which only widens the bound, and the packet's own stamp replaces it.
       if (notes.real >= expected.sent_real) io.stamped.push_back({expected.owner, notes.real});
     }
     if (count < static_cast<int>(batch)) break;

@@ -398,8 +398,8 @@ TEST(a_scattered_reduction_is_over_those_that_contribute) {
   }
 }
 
-// A verdict commits what all survivors have done: each of them must know by then which ranks contributed, although no Done has
-// come.
+// A verdict commits what all survivors have done: each of them must know by then which ranks contributed, although no
+// Done has come.
 TEST(contributors_are_known_when_the_local_part_is_done) {
   for (unsigned mask = 0; mask < 32; ++mask) {
     Ring ring(5, 1, 0, 128, mask);

@@ -1,9 +1,9 @@
 // The engine with its threads: several engines in one process, connected over loopback, called from many threads at
 // once.
 //
-// What is checked here is checked elsewhere for the core alone. The point is which threads touch what at the same time, so this
-// test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never for a
-// time.
+// What is checked here is checked elsewhere for the core alone. The point is which threads touch what at the same time,
+// so this test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never
+// for a time.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>

@@ -51,9 +51,8 @@ class Link {
   }
 
   bool is_over() {
-    return std::all_of(ops_.begin(), ops_.end(), [&](const auto& op) {
-      return net.core(op.first).find(op.second)->state == OpState::finished;
-    });
+    return std::all_of(ops_.begin(), ops_.end(),
+                       [&](const auto& op) { return net.core(op.first).find(op.second)->state == OpState::finished; });
   }
 
   void end() {

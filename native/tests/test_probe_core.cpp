@@ -400,7 +400,8 @@ TEST(garbage_does_no_harm) {
                                         .sequence = 1'000'000 + below(2'000),
                                         .a = static_cast<Ns>(rng()),
                                         .b = -1});
-    if (src < 3) wire[below(40)] ^= static_cast<std::uint8_t>(1 + below(255));  // a sender with the key that is no neighbour
+    if (src < 3)
+      wire[below(40)] ^= static_cast<std::uint8_t>(1 + below(255));  // a sender with the key that is no neighbour
     net.inject(1 + below(2), {wire.data(), i % 16 == 0 ? below(40) : 40}, static_cast<Ns>(rng() % 3));
     if (i % 100 == 0) net.run(us);
   }

@@ -135,8 +135,8 @@ struct Sharing {
 
 // Advice about the paths to one neighbour, looked at before each segment. Without shares and flags lanes just pull.
 //   weight  a path's share counts for the first few segments of an op; then a path that can take more takes more
-//   fixed   the shares bind: paths carry them in bytes, over every transfer, and the slowest for its share sets the pace
-//   veto    a path gets nothing while another one can be counted on
+//   fixed   the shares bind: paths carry them in bytes, over every transfer, and the slowest for its share sets the
+//   pace veto    a path gets nothing while another one can be counted on
 struct PathShares {
   static constexpr std::uint32_t fixed = 1u << 16;  // below it: one veto bit per path
   std::array<std::uint16_t, max_paths> share{};
@@ -554,7 +554,7 @@ class Core {
   std::array<double, max_paths> credits_[2] = {};
   std::array<std::uint16_t, max_paths> credited_shares_[2] = {};
   std::size_t largest_segment_ = 0;  // of an op of this epoch
-  std::vector<ConnId> filling_;  // bulk connections that began to fill since the last take_filling
+  std::vector<ConnId> filling_;      // bulk connections that began to fill since the last take_filling
   std::deque<Event> events_;
 
   ConnId control_ = 0;

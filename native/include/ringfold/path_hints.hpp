@@ -17,8 +17,8 @@
 
 namespace ringfold {
 
-// What a hint means for lanes. Shares are weights, or fixed if the hint says so. A path under backpressure is vetoed, and so is one without a share;
-// if every path is under backpressure, they are equally bad, and only the shares count.
+// What a hint means for lanes. Shares are weights, or fixed if the hint says so. A path under backpressure is vetoed,
+// and so is one without a share; if every path is under backpressure, they are equally bad, and only the shares count.
 PathShares advice_of(const ringfold_hint& hint, std::uint32_t flags = 0);
 
 class FollowedHints final : public PathHints {

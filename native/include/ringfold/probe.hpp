@@ -15,8 +15,8 @@
 //
 // The tag is the authority: a packet without the key is ignored. Addresses are not compared, and answers go to where
 // the probe came from, because a neighbour behind NAT does not come from the address by which it is known. That cannot
-// be turned against others: an answer is as large as a probe, there are three for each sequence that is received for the
-// first time, and a captured probe is accepted once at most.
+// be turned against others: an answer is as large as a probe, there are three for each sequence that is received for
+// the first time, and a captured probe is accepted once at most.
 //
 // Sequences start from the time of day (Unix nanoseconds / 2^16) and grow by one a cycle, which is slower than the time
 // of day grows. So a prober that was restarted goes on above where it stopped, and a responder can refuse what is old.

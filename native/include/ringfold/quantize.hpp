@@ -16,8 +16,9 @@
 // * A block so short that it would not get smaller is not encoded at all: its elements travel as they are. So a piece
 //   is never larger encoded than it was.
 //
-// f16 and bf16 are widened to f32, which is exact, and rounded to nearest even when they are narrowed again. None of this reads the
-// FPU's rounding mode or whether it flushes subnormals: peers that differ in these still get the same bits.
+// f16 and bf16 are widened to f32, which is exact, and rounded to nearest even when they are narrowed again. None of
+// this reads the FPU's rounding mode or whether it flushes subnormals: peers that differ in these still get the same
+// bits.
 //
 // Block layout, little-endian: f32 step | f32 base (minmax, special) or i32 base (zeroscale) | codes. Four bits: byte i
 // has the code of element i in its low half and of element i + (count + 1) / 2 in its high half.
