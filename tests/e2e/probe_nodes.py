@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from programs import WAIT_S, ClusterProcess, MasterProcess, Message, ProgramCluster
 
@@ -12,7 +13,7 @@ from ringfold.probe.logs.lines import FitLine, RoundLine, WindowLine
 from ringfold.wire.probing import RoundId
 
 WINDOW_MS = 300
-SHORT = {"probe_window_ms": WINDOW_MS, "probe_adapt": "false", "log_level": "debug"}
+SHORT: dict[str, Any] = {"probe_window_ms": WINDOW_MS, "probe_adapt": "false", "log_level": "debug"}
 """Settings of a master whose rounds are short, stay so, and are logged each."""
 
 

@@ -78,8 +78,8 @@ class Client:
 
 @contextmanager
 def client(program: Path, directory: Path, name: str = "a transport") -> Iterator[Client]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([str(program), str(directory), name], text=True, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([str(program), str(directory), name], text=True, stdin=pipe, stdout=pipe) as process:
         try:
             yield Client(process)
         finally:

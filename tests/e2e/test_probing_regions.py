@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ports import free_port
 from probe_nodes import SHORT, Rounds, missing
@@ -12,7 +13,7 @@ LIVELY = {**SHORT, "heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms
 """A master that drops a silent relay soon."""
 
 
-def start_relay(cluster: ProgramCluster, region: str, *options: str, **settings: object) -> tuple[ClusterProcess, str]:
+def start_relay(cluster: ProgramCluster, region: str, *options: str, **settings: Any) -> tuple[ClusterProcess, str]:
     """`ringfold probe relay`, once it is connected to the master; and its address."""
     assert cluster.master is not None
     address = f"127.0.0.1:{free_port()}"
@@ -22,7 +23,7 @@ def start_relay(cluster: ProgramCluster, region: str, *options: str, **settings:
     return relay, address
 
 
-def start_behind(cluster: ProgramCluster, names: Sequence[str], *masters: str, **settings: object) -> None:
+def start_behind(cluster: ProgramCluster, names: Sequence[str], *masters: str, **settings: Any) -> None:
     """Nodes with this list of addresses; the first is their relay's."""
     nodes = [
         cluster.start_command(f"node {name}", "probe", "--master", ",".join(masters), "--name", name, **settings)
@@ -71,7 +72,9 @@ def test_two_regions_and_a_node_of_its_own_are_one_round_and_lose_their_relays(c
     assert {relay["name"]: relay["nodes"] for relay in shown(cluster)["relays"]} == {"west": 4}
 
     frozen.freeze()
-    rounds.next(lambda summary: set(missing(summary)) >= set(west) or summary.get("excluded"), "without the region")
+    rounds.next(
+        lambda summary: set(missing(summary)) >= set(west) or bool(summary.get("excluded")), "without the region"
+    )
     back = rounds.whole(*names)
     assert back["round"] > after["round"]
     assert shown(cluster)["relays"] == []

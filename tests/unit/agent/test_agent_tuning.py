@@ -53,8 +53,10 @@ class Host:
             self.now += MS
             for path, congestion in enumerate((0, level)):
                 self.sequence += 1
-                ends = [address_number(end) for end in PATHS[path]]
-                content = encode(Packet(Congestion(*ends, path, congestion, 9), self.sequence, 10**18 + self.now))
+                source, destination = map(address_number, PATHS[path])
+                content = encode(
+                    Packet(Congestion(source, destination, path, congestion, 9), self.sequence, 10**18 + self.now)
+                )
                 published += self.step(DatagramReceived(10**18 + self.now, content, "10.0.0.9"))
             published += self.step(Tick())
         return [each for each in published if isinstance(each, PublishAdvice)]
@@ -88,9 +90,9 @@ def test_a_longer_interval_decides_less_often() -> None:
 @pytest.mark.parametrize(("stale_ms", "is_known"), [(100, False), (10_000, True)])
 def test_staleness_decides_how_long_a_queue_is_known(stale_ms: int, is_known: bool) -> None:
     table = QueueTable(AgentTuning(stale_ms=stale_ms).telemetry())
-    ends = [address_number(end) for end in PATHS[1]]
-    table.add_observation(0, 10**18, Congestion(*ends, 1, 150, 9), 10**18)
-    assert (table.reading(500 * MS, *ends, 1) is not None) is is_known
+    source, destination = map(address_number, PATHS[1])
+    table.add_observation(0, 10**18, Congestion(source, destination, 1, 150, 9), 10**18)
+    assert (table.reading(500 * MS, source, destination, 1) is not None) is is_known
 
 
 def test_a_busy_interface_is_read_at_the_interval() -> None:

@@ -101,7 +101,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
         | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns"},
         "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"}
-        | {"silent"},
+        | {"silent", "root_messages"},
         "iteration": {*report.spread([1]), "waiting_cpu_percent", "operations_per_rank", "store", "ranks"},
         "hints": {*report.spread([1]), "read_ns", "flows_per_s", "torn", "part", "flows", "reads"},
         "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "off", "part", "way", "size_bytes"},
