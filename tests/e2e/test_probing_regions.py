@@ -13,7 +13,12 @@ LIVELY = {**SHORT, "heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms
 """A master that drops a silent relay soon."""
 
 
-def start_relay(cluster: ProgramCluster, region: str, *options: str, **settings: Any) -> tuple[ClusterProcess, str]:
+def start_relay(
+    cluster: ProgramCluster,
+    region: str,
+    *options: str,
+    **settings: Any,  # noqa: ANN401
+) -> tuple[ClusterProcess, str]:
     """`ringfold probe relay`, once it is connected to the master; and its address."""
     assert cluster.master is not None
     address = f"127.0.0.1:{free_port()}"
@@ -23,7 +28,12 @@ def start_relay(cluster: ProgramCluster, region: str, *options: str, **settings:
     return relay, address
 
 
-def start_behind(cluster: ProgramCluster, names: Sequence[str], *masters: str, **settings: Any) -> None:
+def start_behind(
+    cluster: ProgramCluster,
+    names: Sequence[str],
+    *masters: str,
+    **settings: Any,  # noqa: ANN401
+) -> None:
     """Nodes with this list of addresses; the first is their relay's."""
     nodes = [
         cluster.start_command(f"node {name}", "probe", "--master", ",".join(masters), "--name", name, **settings)
