@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -204,7 +205,8 @@ def host_or_join(me: ProgramContext) -> None:
         total = np.ones(10, np.float32)
         if run.group_size > 1:
             run.all_reduce(total, op="sum")
-        me.report("reduced", total=float(total[0]), peer=run.peer_id)
+        hosts = any(thread.name == "ringfold-master" for thread in threading.enumerate())
+        me.report("reduced", total=float(total[0]), peer=run.peer_id, hosts=hosts)
         me.receive()
         if me.options.get("outlives"):
             with me.failing("lost"):
@@ -219,8 +221,10 @@ def test_the_same_script_in_several_processes_has_one_master(cluster: ProgramClu
         peers = cluster.start_program(host_or_join, 3, address=f"127.0.0.1:{port}", world=3)
         facts = [peer.expect("reduced", total=3.0) for peer in peers]
         assert sorted(fact["peer"] for fact in facts) == [1, 2, 3]
-        # The host ends last, so that the others can leave: it is the first peer.
-        for _, peer in sorted(zip([fact["peer"] for fact in facts], peers, strict=True), key=lambda pair: -pair[0]):
+        hosts = [fact["hosts"] for fact in facts]
+        assert sorted(hosts) == [False, False, True]
+        # The host ends last, so that the others can leave.
+        for _, peer in sorted(zip(hosts, peers, strict=True), key=lambda pair: pair[0]):
             peer.send()
             peer.wait_success()
 
@@ -239,11 +243,12 @@ def test_a_peer_that_hosts_is_replaced_after_it_was_killed(cluster: ProgramClust
 def test_the_end_of_the_host_is_the_end_of_the_run(cluster: ProgramCluster) -> None:
     port = free_port()
     peers = cluster.start_program(host_or_join, 2, address=f"127.0.0.1:{port}", world=2, outlives=True)
-    by_peer = {peer.expect("reduced", total=2.0)["peer"]: peer for peer in peers}
-    kill([by_peer[1]])
-    by_peer[2].send()
-    by_peer[2].expect("lost", error="MasterUnreachable")
-    by_peer[2].wait_success()
+    # Another process than the host may have been the first to join.
+    by_role = {peer.expect("reduced", total=2.0)["hosts"]: peer for peer in peers}
+    kill([by_role[True]])
+    by_role[False].send()
+    by_role[False].expect("lost", error="MasterUnreachable")
+    by_role[False].wait_success()
 
 
 def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(
