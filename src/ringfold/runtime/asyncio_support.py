@@ -80,6 +80,19 @@ def jittered(pause_s: float) -> float:
     return pause_s * (0.5 + int.from_bytes(random_bytes(4), "little") / (1 << 32))
 
 
+async def run_until_first_ends(name: str, *parts: Coroutine[Any, Any, object]) -> None:
+    """Run coroutines side by side until one of them ends, and cancel the others. Raises what that one raised."""
+    tasks = [asyncio.create_task(part, name=name) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def remote_name(transport: asyncio.BaseTransport) -> str:
     """The remote address, as logs print it."""
     return address_text(transport.get_extra_info("peername"))

@@ -132,19 +132,10 @@ class JoinedNode:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the node until `stop` is set. Raises ConfigError if a master refuses it before one has accepted it."""
-        parts = [
-            asyncio.create_task(self._stay_connected(), name="ringfold node"),
-            asyncio.create_task(self._tick_when_due(), name="ringfold node ticks"),
-            asyncio.create_task(stop.wait(), name="ringfold node stop"),
-        ]
+        parts = (self._stay_connected(), self._tick_when_due(), stop.wait())
         try:
-            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio_support.run_until_first_ends("ringfold node", *parts)
         finally:
-            for task in parts:
-                task.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
             self.shell.close()
 
     async def _tick_when_due(self) -> None:
@@ -183,14 +174,8 @@ class JoinedNode:
                     if not self._was_welcomed:
                         raise
                     reason = str(error)
-                except TimeoutError:
-                    reason = explain_connect_error("timed out")
                 except (OSError, UnicodeError, RemoteProtocolError) as error:
-                    # asyncio's own text repeats the address, which is in the line already.
-                    number = error.errno if isinstance(error, OSError) else None
-                    reason = (
-                        explain_connect_error(os.strerror(number)) if number else str(error) or type(error).__name__
-                    )
+                    reason = away_reason(error)
                 self.away_reason = reason
                 if reason != last_reason:
                     _log.warning("the master at %s:%d is away (%s); this node goes on", host, port, reason)
@@ -448,3 +433,13 @@ def _bound(bind: str, first_port: int, request: NodeRequest) -> ProbeSocket:
         except ConfigError as error:
             reason = error
     raise ConfigError(f"no free UDP port from {ports[0]} on: {reason}")
+
+
+def away_reason(error: Exception) -> str:
+    """Why a connection to a master could not be made, or ended, and what to do about it."""
+    if isinstance(error, TimeoutError):
+        return explain_connect_error("timed out")
+    if isinstance(error, OSError) and error.errno:
+        # asyncio's own text repeats the address, which is in the log line already.
+        return explain_connect_error(os.strerror(error.errno))
+    return str(error) or type(error).__name__

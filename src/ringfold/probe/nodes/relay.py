@@ -9,13 +9,13 @@ accepted it.
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from ringfold.config import DEFAULT_RUN, check_exposure, check_run_name, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
+from ringfold.probe.nodes.joined import away_reason
 from ringfold.probe.regions.effects import (
     CloseLink,
     CloseRoot,
@@ -43,7 +43,7 @@ from ringfold.probe.regions.relay import RelayMachine
 from ringfold.runtime import asyncio_support
 from ringfold.runtime.clock import monotonic_ns, random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
-from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge
+from ringfold.wire.diagnostics import explain_no_challenge
 from ringfold.wire.frames import (
     HEAD_BYTES,
     MAX_FRAME_BYTES,
@@ -195,19 +195,10 @@ class RelayServer:
         await self._open()
         if ready is not None:
             ready()
-        parts = [
-            asyncio.create_task(self._stay_connected(), name="ringfold relay"),
-            asyncio.create_task(self._tick_when_due(), name="ringfold relay ticks"),
-            asyncio.create_task(stop.wait(), name="ringfold relay stop"),
-        ]
+        parts = (self._stay_connected(), self._tick_when_due(), stop.wait())
         try:
-            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio_support.run_until_first_ends("ringfold relay", *parts)
         finally:
-            for task in parts:
-                task.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
             self._shut()
 
     async def _open(self) -> None:
@@ -308,11 +299,8 @@ class RelayServer:
                     if not self._was_welcomed:
                         raise
                     reason = str(error)
-                except TimeoutError:
-                    reason = explain_connect_error("timed out")
                 except (OSError, UnicodeError, RemoteProtocolError) as error:
-                    number = error.errno if isinstance(error, OSError) else None
-                    reason = explain_connect_error(os.strerror(number)) if number else str(error)
+                    reason = away_reason(error)
                 if reason != last_reason:
                     _log.warning("the root master at %s:%d is away (%s); nodes are refused", host, port, reason)
                     last_reason = reason
