@@ -10,7 +10,21 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.console import Console
 from rich.table import Column, Table
 
-from planted import Bug, agents, failover, find, iterations, probing, regions, resume, runs, several, shares, stalls
+from planted import (
+    Bug,
+    agents,
+    failover,
+    filters,
+    find,
+    iterations,
+    probing,
+    regions,
+    resume,
+    runs,
+    several,
+    shares,
+    stalls,
+)
 from ringfold.testing.__main__ import fresh_seed, progress_bar
 from ringfold.testing.scheduler import SimulationFailure
 
@@ -23,6 +37,7 @@ SIMULATIONS: dict[str, dict[str, Bug]] = {
     "shares": shares.BUGS,
     "probing": probing.BUGS,
     "regions": regions.BUGS,
+    "filters": filters.BUGS,
     "iterations": iterations.BUGS,
     "agents": agents.BUGS,
 }

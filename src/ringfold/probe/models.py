@@ -1,12 +1,12 @@
-"""Simulated networks: windows of exchanges whose truth is known, for tests and for comparing estimators.
+"""Simulated networks: windows of exchanges whose truth is known, for tests and for comparing estimators and filters.
 
 A *delay model* gives the delay of each packet beyond the minimum of the path, and the errors of its timestamps. All
 random numbers come from the caller's generator, so a seed determines a window. The minimum delay is the same in both
 directions: a constant asymmetry is invisible to any estimator and would only shift all of them alike.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -192,3 +192,58 @@ def _packet(
     here, there = (begin + took, begin) if back else (begin, begin + took)
     there = there * (1.0 + alpha)
     return np.rint(here).astype(np.int64), np.rint(there).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How the clocks and the link of an edge change over successive windows."""
+
+    windows: int = 24
+    window_ns: int = 4_000_000_000
+    wander: float = 0.0
+    """The random walk of the skew, per root of a second; within a window it is constant."""
+    loss: float = 0.0
+    """The share of exchanges that are lost."""
+    step_at: int = -1
+    step_ns: int = 0
+    """At the beginning of this window a clock steps by so much; -1: it never does."""
+    delay_at: int = -1
+    forward_ns: int = 0
+    backward_ns: int = 0
+    """From this window on, the shortest delay of each direction is longer by so much; -1: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class CourseWindow:
+    """A window of a course. `asymmetry_ns` is half the difference of the shortest delays: no estimator can see it."""
+
+    sample: Sample
+    asymmetry_ns: float
+
+
+def follow(model: Model, rng: np.random.Generator, course: Course, pairs: int = 0) -> Iterator[CourseWindow]:
+    """Draw the windows of a course, one after another without a pause."""
+    offset_ns, origin_ns, alpha = 50_000_000, 10**13, 20e-6
+    window_s = course.window_ns / 1e9
+    for number in range(course.windows):
+        if number == course.step_at:
+            offset_ns += course.step_ns
+        sample = window(model, rng, pairs, course.window_ns, alpha, offset_ns, origin_ns)
+        asymmetry_ns = 0.0
+        if course.delay_at >= 0 and number >= course.delay_at:
+            sample.window.exchanges[:, [1, 3]] += course.forward_ns
+            sample.window.exchanges[:, [5, 7]] += course.backward_ns
+            asymmetry_ns = (course.forward_ns - course.backward_ns) / 2
+        if course.loss:
+            kept = rng.random(len(sample.window.exchanges)) >= course.loss
+            left = replace(
+                sample.window,
+                exchanges=sample.window.exchanges[kept],
+                kept=sample.window.kept[kept],
+                lost=int(np.count_nonzero(~kept)),
+            )
+            sample = replace(sample, window=left)
+        yield CourseWindow(sample, asymmetry_ns)
+        offset_ns += round(alpha * course.window_ns)
+        origin_ns += course.window_ns
+        alpha += course.wander * float(np.sqrt(window_s)) * float(rng.standard_normal())

@@ -117,6 +117,8 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     dropped: str = ""
     """Why it was not used for the result; empty if it was."""
     in_tree: bool = False
+    windows: int = 0
+    """Of how many windows its line in the calculation was combined."""
 
 
 class LoopResidual(Struct, frozen=True):
@@ -132,6 +134,8 @@ class Advice(Struct, frozen=True):
     pause_us: int
     window_ms: int
     why: str
+    gap_us: int = 0
+    """The spacing inside a pair; 0: as before."""
 
 
 class RoundMetrics(Struct, frozen=True, omit_defaults=True):
@@ -207,6 +211,10 @@ class RoundSummary(Struct, frozen=True, omit_defaults=True):
     """Connected nodes that are out of the graph, as text -> why."""
     windows: list[NodeWindow] = field(default_factory=list)
     """Of the nodes whose reports count, by their ids."""
+    participants: list[NodeId] = field(default_factory=list)
+    """The nodes that probed in this round, whether or not they reported."""
+    listeners: list[NodeId] = field(default_factory=list)
+    """The nodes that only responded."""
 
 
 class RelayInfo(Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 In this order, each in a file of its own:
 
-1. `edges.py`: invalid edges are refused, the others become columns. Only the largest connected component is used.
+1. `edges.py`: invalid edges are refused, the others become columns. `filter.py`: the line of each is combined with
+   those of its former windows. Only the largest connected component is used.
 2. `least_squares.py`, `outliers.py`: edges that contradict the graph by more than 3 MAD are dropped, but not all edges
    of a node, unless they are proven wrong (see `_bridges`). Then again the largest component.
 3. `least_squares.py`: drifts first and offsets then; every node gets a straight line over a common time tau.
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from ringfold.errors import ConfigError
 from ringfold.probe.graph.bounds import node_bounds
 from ringfold.probe.graph.edges import Edges, usable
+from ringfold.probe.graph.filter import Combined, EdgeFilters, combine
 from ringfold.probe.graph.gauge import choose_gauge, node_clocks
 from ringfold.probe.graph.least_squares import (
     Lines,
@@ -65,6 +67,8 @@ class GraphSettings:
     """How much a rate may change after the window: bounds grow by this, beyond what the corridors give."""
     loops: int = 64
     """How many loops are reported, the worst first."""
+    combine_windows: bool = True
+    """Whether the lines of several windows are combined (`filter.py`)."""
 
     def __post_init__(self) -> None:
         if not (0 < self.max_skew < 0.1 and self.outlier_mads > 0 and self.floor_ns > 0 and self.wander >= 0):
@@ -115,6 +119,10 @@ class _Round:
     settings: GraphSettings
     nodes: list[NodeId]
     dropped: list[str]
+    filters: EdgeFilters
+    """After this round."""
+    windows: Mapping[int, int]
+    """Of how many windows the line of each fit is made."""
 
 
 DEFAULTS = GraphSettings()
@@ -134,11 +142,17 @@ def calculate(
     """
     history = history or GraphHistory()
     nodes = sorted({*utc, *(fit.src for fit in fits), *(fit.dst for fit in fits)})
-    edges, dropped = usable(fits, {node: place for place, node in enumerate(nodes)}, settings.max_skew)
-    this = _Round(fits, utc, history, settings, nodes, dropped)
+    reported, dropped = usable(fits, {node: place for place, node in enumerate(nodes)}, settings.max_skew)
+    names = [(fits[row].src, fits[row].dst) for row in reported.row.tolist()]
+    if settings.combine_windows:
+        combined = combine(reported, names, history.filters)
+    else:
+        combined = Combined(reported, np.ones(len(reported), np.int64), EdgeFilters())
+    windows = dict(zip(reported.row.tolist(), combined.windows.tolist(), strict=True))
+    this = _Round(fits, utc, history, settings, nodes, dropped, combined.filters, windows)
+    edges = combined.edges
     if not len(edges):
         return _empty_result(this)
-    names = [(fits[row].src, fits[row].dst) for row in edges.row.tolist()]
     past = edge_quality(_floored_sigmas(edges, settings), history.residuals.of(names), settings.min_windows)
     component = _largest_component(nodes, edges, past, history.reference)
     lines = solve_lines(component.edges, component.tree, component.past.trusted)
@@ -154,7 +168,7 @@ def calculate(
         else:
             component = _without(component, list(outliers))
         lines = solve_lines(component.edges, component.tree, component.past.trusted)
-    return _result(this, edges, component, lines)
+    return _result(this, reported, edges, component, lines)
 
 
 def _largest_component(nodes: list[NodeId], edges: Edges, past: EdgeQuality, reference: NodeId) -> _Component:
@@ -281,7 +295,7 @@ def _predicted(
     return guess / np.exp(np.median(known) if len(known) else 0.0), sigma
 
 
-def _result(this: _Round, edges: Edges, component: _Component, lines: Lines) -> GraphResult:
+def _result(this: _Round, reported: Edges, edges: Edges, component: _Component, lines: Lines) -> GraphResult:
     """The result of the round, from the lines of the component that was solved."""
     history = this.history
     settings = this.settings
@@ -296,7 +310,7 @@ def _result(this: _Round, edges: Edges, component: _Component, lines: Lines) -> 
     return GraphResult(
         reference=component.nodes[reference],
         nodes=clocks,
-        edges=_views(this, component, within, lines),
+        edges=_views(this, component, _within(this.nodes, reported, component), lines),
         loops=_worst_loops(component, closing, loops, settings.loops),
         loop_count=len(loops),
         loop_rms_ns=float(np.sqrt(np.mean(loops**2))) if len(loops) else 0.0,
@@ -308,6 +322,7 @@ def _result(this: _Round, edges: Edges, component: _Component, lines: Lines) -> 
             reference=component.nodes[reference],
             residuals=_kept_residuals(this, within, lines),
             instability_ns=(*history.instability_ns, instability_ns)[-settings.windows :],
+            filters=this.filters,
         ),
     )
 
@@ -337,7 +352,7 @@ def _views(this: _Round, component: _Component, within: Edges, lines: Lines) -> 
     branches = {int(component.edges.row[edge]) for edge in component.tree.edge if edge >= 0}
     columns = zip(within.row.tolist(), alpha.tolist(), beta.tolist(), residual.tolist(), strict=True)
     solved = {
-        row: EdgeView(this.fits[row], skew, offset, left, this.dropped[row], row in branches)
+        row: EdgeView(this.fits[row], skew, offset, left, this.dropped[row], row in branches, this.windows[row])
         for row, skew, offset, left in columns
     }
     return [

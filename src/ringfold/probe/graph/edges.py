@@ -14,6 +14,8 @@ import numpy.typing as npt
 from ringfold.probe.graph.tree import Floats, Ints
 from ringfold.wire.probing import EdgeFit, NodeId
 
+EdgeName = tuple[NodeId, NodeId]
+
 MAX_TIME_NS = 1 << 61
 MAX_SIGMA_NS = 1e12
 MAX_SIGMA_ALPHA = 1.0

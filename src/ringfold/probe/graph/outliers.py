@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ringfold.probe.graph.edges import EdgeName
+from ringfold.probe.graph.filter import EdgeFilters
 from ringfold.probe.graph.tree import Floats, Ints
 from ringfold.wire.probing import NodeClock, NodeId
 
 NORMAL = 1.4826
 """The MAD of normally distributed numbers, times this, is their standard deviation."""
-
-EdgeName = tuple[NodeId, NodeId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class GraphHistory:
     residuals: ResidualHistory = field(default_factory=ResidualHistory)
     instability_ns: tuple[float, ...] = ()
     """Of the last rounds (see `GraphResult.instability_ns`), the newest last."""
+    filters: EdgeFilters = field(default_factory=EdgeFilters)
 
 
 @dataclass(frozen=True, slots=True)
