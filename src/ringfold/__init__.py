@@ -33,7 +33,7 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ringfold.errors import (
     CallMismatch,
@@ -155,7 +155,7 @@ def join(
     host_master: bool = False,
     timeout_s: float | None = None,
     op_timeout_s: float | None = None,
-    probe: bool | None = None,
+    probe: 'bool | Literal["listen"] | None' = None,
     timings: "PeerTimings | None" = None,
 ) -> "Communicator":
     """Join a run of the master at `address`, and return once this process is a member of its group.
@@ -173,8 +173,9 @@ def join(
     `group` selects the peers with which this peer reduces. `token` or `token_file` is the run's join token. `advertise`
     are the addresses at which the other peers reach this one, if they are not those of its connection to the master;
     `port` is the first data port to try. `name` and `host` are what `ringfold status` shows. With `probe` this peer
-    measures links and clocks all the time, and has the global clock `run.clock`. What is left out comes from the
-    environment, the settings file, or a default (see `ringfold config`).
+    measures links and clocks all the time, and has the global clock `run.clock`; with `probe="listen"` it has the
+    clock, responds to probes and sends none. What is left out comes from the environment, the settings file, or a
+    default (see `ringfold config`).
     """
     from ringfold.peer import joining
     from ringfold.peer.settings import PeerTimings

@@ -209,16 +209,27 @@ _SETTINGS = (
     Setting(name="stale_s", kind="integer", default=600, low=0, high=86_400,
             help="How old a link's measured rate may be before `optimize_topology` measures it again. "
                  "Set at the master."),
-    Setting(name="probe", kind="text", default="auto", choices=("auto", "on", "off"),
+    Setting(name="probe", kind="text", default="auto", choices=("auto", "on", "off", "listen"),
             help="Whether this peer measures links and clocks with UDP probes; auto: on a machine with 8 usable cores "
-                 "or more."),
+                 "or more; listen: it responds to probes and has the clock, but sends no probes."),
     Setting(name="probe_kind", kind="text", default="master", choices=("master", "time", "local"),
             help="What ends a window of probing: the master, the clock of each node, or each node on its own (nothing "
                  "is combined then). Set at the master."),
     Setting(name="probe_neighbours", kind="integer", default=4, low=1, high=64,
             help="How many neighbours each node probes. Set at the master."),
+    Setting(name="probe_seed", kind="integer", default=0, low=0, high=2**63 - 1,
+            help="Another seed draws another probe graph of the same nodes. Set at the master."),
+    Setting(name="probe_graph", kind="file", default=None,
+            help="TOML file whose table [graph] lists for each node, by name, the nodes that it probes; then nothing "
+                 "is drawn, and a node without a list only responds. Set at the master."),
+    Setting(name="probe_density", kind="text", default="default", choices=("default", "dense"),
+            help="How often pairs are sent: default is a pause of 3,000 us between pairs, dense one of 800 us. "
+                 "`probe_gap_us` and `probe_pause_us` take precedence. Set at the master."),
     Setting(name="probe_gap_us", kind="integer", default=800, low=50, high=10_000,
             help="The spacing of the two packets of a probe pair. Set at the master."),
+    Setting(name="probe_gap_max_us", kind="integer", default=800, low=50, high=10_000,
+            help="While `probe_adapt` is on, the spacing inside a pair grows up to this when probing gets slower; not "
+                 "above `probe_gap_us`: it stays. Set at the master."),
     Setting(name="probe_pause_us", kind="integer", default=3_000, low=150, high=10_000_000,
             help="The pause between two pairs. Set at the master, which changes it while `probe_adapt` is on."),
     Setting(name="probe_window_ms", kind="integer", default=4_000, low=100, high=600_000,
@@ -229,6 +240,8 @@ _SETTINGS = (
             help="Residuals under this for some rounds: probe slower. Set at the master."),
     Setting(name="probe_unstable_ns", kind="integer", default=2_000, low=1, high=1_000_000_000,
             help="A residual over this: probe faster; from `probe_stable_ns` to this: no change. Set at the master."),
+    Setting(name="probe_combine", kind="switch", default=True,
+            help="Combine the lines of several windows of an edge, with a known error. Set at the master."),
     Setting(name="probe_anomaly_us", kind="number", default=100.0, low=0.001, high=1e9,
             help="A residual over this ends a round early. Set at the master."),
     Setting(name="probe_report_floor_ms", kind="integer", default=25, low=1, high=600_000,
@@ -316,6 +329,10 @@ class Resolved:
     def origin(self, name: str) -> str:
         """ "argument", "environment RINGFOLD_X", the TOML file's path with the line, or "default"."""
         return self.origins[name]
+
+    def is_set(self, name: str) -> bool:
+        """Whether it was given, and is not the default."""
+        return self.origins[name] != "default"
 
     def text(self, name: str) -> str:
         value = self.values[name]

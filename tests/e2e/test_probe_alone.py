@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ports import free_ports
@@ -77,6 +79,52 @@ def test_a_wrong_name_lists_the_nodes(file: Path) -> None:
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
     assert "the nodes are alpha, beta, gamma" in " ".join(err.split())
+
+
+def first_round_of(process: subprocess.Popen[str], count: int) -> dict[str, Any]:
+    """The first round that a process prints in which so many nodes have a clock and nobody is missing."""
+    assert process.stdout is not None
+    deadline = threading.Timer(DEADLINE_S, process.kill)
+    deadline.start()
+    lines: list[str] = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if line == "}\n":
+                summary: dict[str, Any] = json.loads("".join(lines))
+                lines.clear()
+                if len(summary["nodes"]) == count and not summary.get("missing"):
+                    return summary
+    finally:
+        deadline.cancel()
+    raise AssertionError(f"no such round within {DEADLINE_S:g} s")
+
+
+def test_the_chosen_node_hosts_the_master(file: Path) -> None:
+    """Started in any order. The root prints the rounds of all; beta is not the first by name."""
+    arguments = ("probe", "--nodes", file, "--rounds", "master", "--root", "beta", "--window-ms", 500, "--json")
+    running = {name: ringfold(*arguments, "--me", name) for name in ("alpha", "gamma", "beta")}
+    try:
+        whole = first_round_of(running["beta"], 3)
+        assert sorted(whole["names"].values()) == ["alpha", "beta", "gamma"]
+        assert len(whole["participants"]) == 3
+        running["beta"].terminate()
+        output(running["beta"])
+        for name in ("alpha", "gamma"):
+            assert running[name].poll() is None, "it outlives the master"
+            running[name].terminate()
+            assert output(running[name]) == "", "only the root has results"
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+
+
+def test_a_root_needs_nodes_that_calculate_together(file: Path) -> None:
+    process = ringfold("probe", "--nodes", file, "--me", "alpha", "--root", "beta")
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert "--rounds gloo or --rounds master" in " ".join(err.split())
 
 
 def test_a_prober_measures_in_a_program(nodes: dict[str, str]) -> None:

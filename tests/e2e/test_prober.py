@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ports import free_port
-from probe_nodes import SHORT, Rounds
+from probe_nodes import SHORT, Rounds, rounds_in
 from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 
 import ringfold as rf
@@ -97,6 +97,44 @@ def test_a_listener_has_a_clock_and_no_windows(cluster: ProgramCluster) -> None:
         until(lambda: listener.clock.is_ready, "a listener gets a clock")
         with pytest.raises(rf.UsageError, match="only listens"):
             listener.window()
+
+
+def listen(me: ProgramContext) -> None:
+    """A peer that trains and only responds to probes."""
+    with me.join(probe="listen", name="trainer") as run:
+        until(lambda: run.clock.is_ready, "a peer that listens has the global clock")
+        me.report("clock", error_ns=run.clock.now().error_ns)
+        me.receive()
+
+
+def test_a_training_peer_can_be_a_listener_only(cluster: ProgramCluster, tmp_path: Path) -> None:
+    """And the log of the run says who probed and who listened."""
+    master = cluster.start_master(probe_export=tmp_path, **SHORT)
+    trainer = cluster.start_one(listen)
+    with rf.Prober(master=master.address, me="one"), rf.Prober(master=master.address, me="two"):
+        trainer.expect("clock")
+        summary = Rounds(master).whole("one", "two", "trainer")
+    names = summary["names"]
+    assert {names[str(node)] for node in summary["participants"]} == {"one", "two"}
+    assert [names[str(node)] for node in summary["listeners"]] == ["trainer"]
+    until(lambda: rounds_in(tmp_path), "the rounds are logged")
+    line = next(line for line in rounds_in(tmp_path) if line.summary.listeners)
+    assert line.names[str(line.summary.listeners[0])] == "trainer"
+
+
+def test_nodes_probe_by_the_lists_of_the_master(cluster: ProgramCluster, tmp_path: Path) -> None:
+    graph = tmp_path / "graph.toml"
+    graph.write_text('[graph]\none = ["two"]\ntwo = ["three"]\nthree = ["one"]\n')
+    master = cluster.start_master(probe_graph=graph, **SHORT)
+    with (
+        rf.Prober(master=master.address, me="one"),
+        rf.Prober(master=master.address, me="two"),
+        rf.Prober(master=master.address, me="three"),
+    ):
+        summary = Rounds(master).whole("one", "two", "three")
+    names = summary["names"]
+    edges = {(names[str(edge["fit"]["src"])], names[str(edge["fit"]["dst"])]) for edge in summary["edges"]}
+    assert edges == {("one", "two"), ("two", "three"), ("three", "one")}
 
 
 def test_a_prober_outlives_its_master_and_finds_the_next_one(cluster: ProgramCluster) -> None:

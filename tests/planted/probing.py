@@ -1,5 +1,6 @@
 """Bugs on purpose in the round machines: the simulation of rounds must find every one of them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -162,6 +163,13 @@ class KeepsTheGraph(RoundMaster):
         self._is_graph_stale = was_dirty
 
 
+class IgnoresNeighbourLists(RoundMaster):
+    def _given_edges(self, members: Iterable[NodeConnected]) -> list[tuple[NodeId, NodeId]]:
+        nodes = sorted(member.node for member in members)
+        listeners = [node for node in nodes if self._members[node].listen_only]
+        return self._draw_edges(nodes, listeners, self.settings.neighbours, self.settings.seed)
+
+
 class HandsDownClocks(RoundMaster):
     def _remove_node(self, now_ns: int, node: NodeId, reason: str) -> None:
         super()._remove_node(now_ns, node, reason)
@@ -238,6 +246,7 @@ BUGS: dict[str, Bug] = {
     ),
     "unnamed": _bug("nobody is named as missing", ProbingSetup(ForgetsWhoIsMissing, kinds=("master", "time"))),
     "old_graph": _bug("no new graph for a newcomer", ProbingSetup(KeepsTheGraph, kinds=("master", "time"))),
+    "neighbour_lists": _bug("given neighbour lists are ignored", ProbingSetup(IgnoresNeighbourLists)),
     "former_clock": _bug(
         "a node gets the clock of its former life", ProbingSetup(HandsDownClocks, kinds=("master", "time"))
     ),

@@ -43,6 +43,7 @@ _AT_THE_MASTER: Mapping[str, object] = {
     "listeners": (),
     "neighbours": 4,
     "seed": 0,
+    "graph": None,
     "gap_us": Cadence().gap_us,
     "pause_us": Cadence().pause_us,
     "window_ms": Cadence().window_ms,
@@ -61,7 +62,8 @@ class Prober:
 
     Without a master, `nodes` is a mapping from names to addresses, or a TOML file (docs/guides/probing.md shows one),
     the same for every node; `me` is this node's name, by default the host's. Beyond loopback it needs a `token`, the
-    same for every node, or `insecure`. It responds from its construction on, and probes while a window is open.
+    same for every node, or `insecure`. `graph` lists for each node, by name, whom it probes; else the graph is drawn,
+    from `seed`, with `neighbours` each. It responds from its construction on, and probes while a window is open.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Prober:
         listeners: Sequence[str] = (),
         neighbours: int = 4,
         seed: int = 0,
+        graph: Mapping[str, Sequence[str]] | None = None,
         gap_us: int = Cadence().gap_us,
         pause_us: int = Cadence().pause_us,
         window_ms: int = Cadence().window_ms,
@@ -99,13 +102,13 @@ class Prober:
             _refuse("only with `master`", run=run, token_file=token_file, timeout_s=timeout_s, listen_only=listens)
             self._standalone = StandaloneNode(
                 nodes, me, token=secret or b"", insecure=insecure, listeners=listeners, neighbours=neighbours,
-                seed=seed, gap_us=gap_us, pause_us=pause_us, window_ms=window_ms, estimator=estimator,
+                seed=seed, graph=graph, gap_us=gap_us, pause_us=pause_us, window_ms=window_ms, estimator=estimator,
                 offset_ns=offset_ns, drift_ppb=drift_ppb,
             )  # fmt: skip
         else:
             given = {
                 "insecure": insecure, "listeners": tuple(listeners), "neighbours": neighbours, "seed": seed,
-                "gap_us": gap_us, "pause_us": pause_us, "window_ms": window_ms,
+                "graph": graph, "gap_us": gap_us, "pause_us": pause_us, "window_ms": window_ms,
             }  # fmt: skip
             changed = {name: value for name, value in given.items() if value != _AT_THE_MASTER[name]}
             _refuse("with `master` these are settings of the master", **changed)

@@ -386,6 +386,7 @@ class Master:
             probes=resume.probes,
             paths=resume.paths,
             run=resume.run,
+            listen_only=resume.listen_only,
         )
         if is_new:
             self._hello(now, connection, hello)

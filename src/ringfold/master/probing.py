@@ -113,7 +113,7 @@ class Probing:
             self._run.notify(ProbeNote(f"peer {connection.peer.id} is no node: {fault}"))
             return
         facts = Neighbour(connection.peer.id, hello.name, hello.addresses[0], hello.port)
-        self._add(now, connection, NodeConnected(facts.node, facts, False, RoundId()))
+        self._add(now, connection, NodeConnected(facts.node, facts, hello.listen_only, RoundId()))
 
     def add_node(self, now: Ns, connection: Connection, hello: NodeHello, proof: bytes) -> None:
         """Accept a process that only probes; `proof` goes into its `NodeWelcome`."""
@@ -370,8 +370,9 @@ class Probing:
         self._names = {node: name for node, name in self._names.items() if node in self._conns}
 
     def _named(self, summary: RoundSummary) -> RoundSummary:
-        seen = [*(node.node for node in summary.nodes), *map(int, (*summary.missing, *summary.excluded))]
-        names = {str(node): self._names[node] for node in seen if node in self._names}
+        clocked = (node.node for node in summary.nodes)
+        seen = {*clocked, *map(int, (*summary.missing, *summary.excluded)), *summary.participants, *summary.listeners}
+        names = {str(node): self._names[node] for node in sorted(seen) if node in self._names}
         return structs.replace(summary, names=names)
 
     def _learn(self, now: Ns, summary: RoundSummary) -> None:

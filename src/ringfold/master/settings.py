@@ -6,7 +6,8 @@ from typing import Literal, cast
 
 from ringfold.config import Resolved, Value
 from ringfold.errors import ConfigError
-from ringfold.probe.rounds.settings import Adaptive, RoundSettings
+from ringfold.probe.nodes.nodes_file import read_graph
+from ringfold.probe.rounds.settings import DENSITIES, Adaptive, RoundSettings
 from ringfold.wire.messages import EvidenceBy, Liveness
 from ringfold.wire.probing import RoundKind
 
@@ -111,21 +112,36 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         op_timeout_ms=max(1, int(resolved.number("op_timeout_s") * 1_000)),
         # Peers leave a silent master after `evict_after_ms`: a new leader must not give them up before that.
         return_ms=evict_after_ms + min(evict_after_ms, RETURN_MARGIN_MS),
-        rounds=RoundSettings(
-            kind=cast(RoundKind, resolved.text("probe_kind")),
-            neighbours=resolved.integer("probe_neighbours"),
-            gap_us=resolved.integer("probe_gap_us"),
-            pause_us=resolved.integer("probe_pause_us"),
-            window_ms=resolved.integer("probe_window_ms"),
-            report_floor_ms=resolved.integer("probe_report_floor_ms"),
-            report_timeout_ms=resolved.integer("probe_report_timeout_ms"),
-            max_missed=resolved.integer("probe_max_missed"),
-            anomaly_ns=int(resolved.number("probe_anomaly_us") * 1_000),
-            adaptive=Adaptive(
-                is_on=resolved.switch("probe_adapt"),
-                stable_ns=resolved.integer("probe_stable_ns"),
-                unstable_ns=resolved.integer("probe_unstable_ns"),
-            ),
+        rounds=_round_settings(resolved),
+    )
+
+
+def _round_settings(resolved: Resolved) -> RoundSettings:
+    preset = DENSITIES[resolved.text("probe_density")]
+    gap_us = resolved.integer("probe_gap_us") if resolved.is_set("probe_gap_us") else preset.gap_us
+    pause_us = resolved.integer("probe_pause_us") if resolved.is_set("probe_pause_us") else preset.pause_us
+    graph = resolved.value("probe_graph")
+    assert graph is None or isinstance(graph, Path)
+    return RoundSettings(
+        kind=cast(RoundKind, resolved.text("probe_kind")),
+        neighbours=resolved.integer("probe_neighbours"),
+        seed=resolved.integer("probe_seed"),
+        graph={} if graph is None else read_graph(graph),
+        combine_windows=resolved.switch("probe_combine"),
+        gap_us=gap_us,
+        pause_us=pause_us,
+        window_ms=resolved.integer("probe_window_ms"),
+        report_floor_ms=resolved.integer("probe_report_floor_ms"),
+        report_timeout_ms=resolved.integer("probe_report_timeout_ms"),
+        max_missed=resolved.integer("probe_max_missed"),
+        anomaly_ns=int(resolved.number("probe_anomaly_us") * 1_000),
+        adaptive=Adaptive(
+            is_on=resolved.switch("probe_adapt"),
+            stable_ns=resolved.integer("probe_stable_ns"),
+            unstable_ns=resolved.integer("probe_unstable_ns"),
+            # The density that was chosen is also the one to return to.
+            pause_min_us=min(pause_us, Adaptive().pause_min_us),
+            gap_max_us=resolved.integer("probe_gap_max_us"),
         ),
     )
 

@@ -292,6 +292,7 @@ class Control:
             nonce=self._nonce,
             proof=prove(me.token, "hello", challenge.nonce, self._nonce),
             probes=me.probes,
+            listen_only=me.listen_only,
             run=me.run,
         )
         assert len(self._nonce) == NONCE_BYTES
@@ -313,6 +314,7 @@ class Control:
             proof=prove(me.token, "resume", *nonces),
             member_proof=prove(ticket.secret, "member", *nonces),
             probes=me.probes,
+            listen_only=me.listen_only,
             paths=me.paths,
             run=me.run,
         )

@@ -2,9 +2,10 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from ringfold import config
 from ringfold.errors import ConfigError, MasterUnreachable
@@ -46,7 +47,7 @@ class JoinRequest:
     port: int | None = None
     timeout_s: float | None = None
     op_timeout_s: float | None = None
-    probe: bool | None = None
+    probe: bool | Literal["listen"] | None = None
     timings: PeerTimings = field(default_factory=PeerTimings)
 
 
@@ -64,6 +65,9 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
     )
 
 
+_PROBE: Mapping[bool | str | None, str | None] = {True: "on", False: "off", "listen": "listen", None: None}
+
+
 def _settings(request: JoinRequest) -> config.Resolved:
     if request.group < 0:
         raise ConfigError(f"a group is a number from 0 on, not {request.group}")
@@ -77,7 +81,7 @@ def _settings(request: JoinRequest) -> config.Resolved:
             "data_port": request.port,
             "join_timeout_s": request.timeout_s,
             "op_timeout_s": request.op_timeout_s,
-            "probe": None if request.probe is None else "on" if request.probe else "off",
+            "probe": _PROBE.get(request.probe, str(request.probe)),  # a wrong word is an error of the setting
         }
     )
 
@@ -109,6 +113,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
         token=token,
         run=run,
         probes=prober is not None,
+        listen_only=settings.text("probe") == "listen",
         paths=max(1, len(advertised)),
     )
     session = Session(engine, identity, _timings(request.timings, settings))

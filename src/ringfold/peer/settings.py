@@ -69,4 +69,6 @@ class Identity:
     run: str = DEFAULT_RUN
     probes: bool = False
     """Whether the same port takes UDP probes."""
+    listen_only: bool = False
+    """Whether it only responds to them."""
     paths: int = 1

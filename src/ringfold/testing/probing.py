@@ -14,7 +14,7 @@ proves that broken ones are found.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, get_args
 
@@ -143,6 +143,8 @@ def draw_rounds(seed: int) -> RoundScenario:
     share = SILENT_SHARE_WITH_CRASH if has_crash else SILENT_SHARE
     faults += _silent_faults(Random(f"silent nodes {seed}"), share, probers + listeners, horizon_ms, window_ms)
     faults_ms = max((fault.at_ms + fault.for_ms for fault in faults), default=0) + 100
+    if rng.random() < 0.2:
+        settings = replace(settings, graph=_neighbour_lists(probers))
     return RoundScenario(settings, probers, listeners, tuple(faults), faults_ms)
 
 
@@ -159,6 +161,12 @@ def _silent_faults(rng: Random, share: float, nodes: int, horizon_ms: float, win
         )
         for _ in range(rng.randint(1, 3))
     ]
+
+
+def _neighbour_lists(probers: int) -> dict[str, tuple[str, ...]]:
+    """Each of the first nodes probes the others of them. Listeners and newcomers have no list."""
+    names = [f"node{place}" for place in range(probers)]
+    return {name: tuple(other for other in names if other != name) for name in names}
 
 
 class RoundSimulation:
@@ -374,6 +382,8 @@ class RoundSimulation:
             return False
         world, history = self.world, self.world.history
         probers = [node for node in world.nodes if not node.has_left and not node.listen_only]
+        if lists := self.scenario.settings.graph:
+            probers = [node for node in probers if node.name in lists]
         if self.scenario.settings.kind == "local":
             before = self._healed_exports
             return all(history.exports.get(node.process, 0) > before.get(node.process, 0) for node in probers)

@@ -16,7 +16,7 @@ Checked at the end, when all faults are over: a round with everybody, within a b
 The truth comes from the simulated world (true time, true clocks), and reaches the summary by a note in each fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringfold.probe.rounds.effects import NodeEffect, ResumeProbing, RotateWindow
@@ -181,6 +181,12 @@ class RoundHistory:
         raise Violation(f"the command {action!r} was not answered within {ms:.0f} ms")
 
     # The end
+
+    def configured(self, name: str, out: Sequence[str], lists: Mapping[str, Sequence[str]]) -> None:
+        """A node has a new graph. Where neighbour lists were given, it probes nobody else."""
+        unlisted = sorted(set(out) - set(lists.get(name, ())))
+        if lists and unlisted:
+            raise Violation(f"{name} probes {', '.join(unlisted)}, which its neighbour list does not have")
 
     def is_whole(self, round: RoundSummary, probers: set[NodeId]) -> bool:
         """Whether everybody who probes had a part in it, with a line for every edge."""

@@ -742,6 +742,7 @@ class SimNode:
         match effect:
             case ConfigureProber(key, out):
                 self.key, self._out = key, [other.node for other in out]
+                self.world.history.configured(self.name, [other.name for other in out], self.world.settings.graph)
             case ResumeProbing():
                 self._begun_ns = self.world.now
             case RotateWindow(window):

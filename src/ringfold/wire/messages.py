@@ -106,8 +106,9 @@ class Hello(Message, frozen=True, tag="hello"):
 
     `run` is the name of the run, empty for the default one; `proof` is made with that run's token.
 
-    With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph. The first `paths`
-    addresses are separate paths, used at the same time; the others are alternatives.
+    With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph; with `listen_only`
+    it responds to probes and sends none. The first `paths` addresses are separate paths, used at the same time; the
+    others are alternatives.
     """
 
     version: int
@@ -121,6 +122,7 @@ class Hello(Message, frozen=True, tag="hello"):
     probes: bool = False
     paths: int = 1
     run: str = ""
+    listen_only: bool = False
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -158,6 +160,7 @@ class Resume(Message, frozen=True, tag="resume"):
     probes: bool = False
     paths: int = 1
     run: str = ""
+    listen_only: bool = False
 
 
 class Resumed(Message, frozen=True, tag="resumed"):

@@ -99,7 +99,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "master": {"ops_per_s", "connections"},
         "state": {"gb_per_s", "over_one_holder", "beyond_hashing_us", "rx_bytes", "what", "links", "holders"},
         "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
-        | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns"},
+        | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns", "covered", "ahead_ratio"},
         "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"}
         | {"silent", "root_messages"},
         "iteration": {*report.spread([1]), "waiting_cpu_percent", "operations_per_rank", "store", "ranks"},

@@ -201,7 +201,31 @@ def test_the_text_has_a_table_of_nodes_and_one_line_a_column_for_the_estimators(
     assert ended.exit_code == 0, ended.output
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert ["column", "auto", "quantile", "hull", "svm", "least-squares", "min-rtt", "enough"] in lines
-    assert sum(words[:1] == ["idle"] for words in lines) == 3
+    assert sum(words[:1] == ["idle"] for words in lines) == 7, "nodes, two densities, two filters, two of estimators"
+
+
+def test_windows_are_compared_alone_and_combined_and_densities_with_their_cost() -> None:
+    pytest.importorskip("ringfold._native")
+    asked = ["clock", "--nodes", "3", "--rounds", "4", "--window-ms", "300", "--columns", "idle", "--seeds", "1"]
+    ended = CliRunner().invoke(app, [*asked, "--json"])
+    assert ended.exit_code == 0, ended.output
+    figures = json.loads(ended.stdout)["figures"]
+    filters = {row["windows"]: row for row in figures if row["part"] == "filter"}
+    assert set(filters) == {"alone", "combined"}
+    for row in filters.values():
+        assert row["rounds"] == 2
+        assert 0 <= row["ahead_p50_ns"] <= row["ahead_p99_ns"]
+        assert 0 <= row["covered"] <= 1
+    densities = {row["density"]: row for row in figures if row["part"] == "density"}
+    assert densities["dense"]["pairs_per_s"] > 1.5 * densities["default"]["pairs_per_s"]
+    models = [row for row in figures if row["part"] == "filter-models"]
+    assert {row["wander"] for row in models} == {0.0, 3e-9, 3e-8}
+
+
+def test_an_unknown_density_is_refused() -> None:
+    ended = CliRunner().invoke(app, ["clock", "--densities", "default,thick"])
+    assert ended.exit_code == 2
+    assert "thick" in ended.output
 
 
 def test_links_that_cannot_be_shaped_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

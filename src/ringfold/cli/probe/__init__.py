@@ -68,8 +68,14 @@ Me = Annotated[str | None, typer.Option(help="With --nodes: which of them this i
 Name = Annotated[str | None, typer.Option(help="With --master: this node's name.")]
 ListenOnly = Annotated[bool, typer.Option("--listen-only", help="With --master: answer probes, and send none.")]
 Rounds = Annotated[
-    Literal["local", "gloo"],
-    typer.Option(help="With --nodes: each node for itself, or together through torch.distributed."),
+    Literal["local", "gloo", "master"],
+    typer.Option(
+        help="With --nodes: each node for itself; together through torch.distributed; or with a master at the root."
+    ),
+]
+Root = Annotated[
+    str | None,
+    typer.Option(help="With --rounds gloo or master: the node that calculates; by default that of the nodes file."),
 ]
 Interface = Annotated[str, typer.Option(help="With --rounds gloo: the network interface; empty: Gloo's choice.")]
 TimeoutS = Annotated[float, typer.Option(help="With --rounds gloo: how long the nodes wait for each other.", min=0.1)]
@@ -97,7 +103,7 @@ DriftPpb = Annotated[int, typer.Option(hidden=True, help="Of a virtual clock, fo
 
 
 BELONGS_TO: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("me", "rounds", "interface", "timeout_s", "windows", "window_ms"), ("--nodes",)),
+    **dict.fromkeys(("me", "rounds", "root", "interface", "timeout_s", "windows", "window_ms"), ("--nodes",)),
     **dict.fromkeys(("name", "listen_only", "run", "token_file", "log_fits"), ("--master",)),
     **dict.fromkeys(("estimator", "export", "points"), ("--master", "--nodes")),
     **dict.fromkeys(("pictures", "picture_format"), ("--report",)),
@@ -115,6 +121,7 @@ def probe(
     name: Name = None,
     listen_only: ListenOnly = False,
     rounds: Rounds = "local",
+    root: Root = None,
     interface: Interface = "",
     timeout_s: TimeoutS = 30.0,
     windows: Windows = None,
@@ -156,7 +163,7 @@ def probe(
     from ringfold.cli.probe.run_node import NodeOptions
 
     options = NodeOptions(
-        me=me, rounds=rounds, interface=interface, timeout_s=timeout_s, windows=windows, window_ms=window_ms,
+        me=me, rounds=rounds, root=root, interface=interface, timeout_s=timeout_s, windows=windows, window_ms=window_ms,
         listen_only=listen_only, estimator=estimator, export=export, points=points, as_json=as_json,
         offset_ns=offset_ns, drift_ppb=drift_ppb,
     )  # fmt: skip

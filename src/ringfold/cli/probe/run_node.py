@@ -1,16 +1,17 @@
 """`ringfold probe --nodes FILE` and `--master ADDRESS`: run a node until it is stopped.
 
 `probe_alone` probes without a run: each node fits its own windows and logs them. With `--rounds gloo`, `probe_together`
-gathers the reports of all nodes after each window, over torch.distributed. Rank 0 is the first node by name. It
-calculates, and its address (TCP, at the number of its UDP port) is the rendezvous; every node gets the result.
+gathers the reports of all nodes after each window, over torch.distributed. Rank 0 is the root of the nodes file, by
+default the first node by name. It calculates, and its address (TCP, at the number of its UDP port) is the rendezvous;
+every node gets the result. With `--rounds master`, `probe_hosted` runs a master at the root.
 `run_node` is a node of a run that only probes.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +21,10 @@ from msgspec import structs
 from ringfold.cli import logs as cli_logs
 from ringfold.cli.output import console, error_console, print_json, table
 from ringfold.cli.probe.control import show_summary
-from ringfold.config import Resolved
-from ringfold.errors import DeadlineExceeded
+from ringfold.config import Resolved, load
+from ringfold.errors import ConfigError, DeadlineExceeded, UsageError
+from ringfold.master.server import MasterThread
+from ringfold.master.settings import MasterSettings
 from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
@@ -29,14 +32,15 @@ from ringfold.probe.logs.lines import WindowFields, round_line, window_lines
 from ringfold.probe.nodes.alone import StandaloneNode
 from ringfold.probe.nodes.callbacks import ProbeWindow
 from ringfold.probe.nodes.joined import NodeRequest, make_node
-from ringfold.probe.nodes.nodes_file import derive_key
+from ringfold.probe.nodes.nodes_file import Nodes, derive_key, read_nodes
 from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.probe.rounds.gloo import GlooRoundResult, GlooRounds, TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.runtime import network
 from ringfold.runtime.process import freeze_garbage_collector, signals_end_at_once, stop_signals, term_is_exit
-from ringfold.wire.probing import EdgeFit, NodeClock, NodeId, RoundId, RoundStart
+from ringfold.wire.notices import Notice, RoundDone
+from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundId, RoundStart
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +50,8 @@ class NodeOptions:
     """All options of a node, in a run or without one; each mode uses its own."""
 
     me: str | None = None
-    rounds: Literal["local", "gloo"] = "local"
+    rounds: Literal["local", "gloo", "master"] = "local"
+    root: str | None = None
     interface: str = ""
     timeout_s: float = 30.0
     windows: int | None = None
@@ -62,8 +67,12 @@ class NodeOptions:
 
 def probe_alone(nodes: Path, options: NodeOptions) -> None:
     """Probe one window after another: `windows` of them, or until Ctrl-C or SIGTERM."""
+    known = _with_root(read_nodes(nodes), options)
+    if options.rounds == "master":
+        probe_hosted(known, options)
+        return
     prober = StandaloneNode(
-        nodes,
+        known,
         options.me,
         window_ms=options.window_ms,
         estimator=options.estimator,
@@ -76,6 +85,7 @@ def probe_alone(nodes: Path, options: NodeOptions) -> None:
                 window_ms=options.window_ms,
                 neighbours=prober.nodes.neighbours,
                 seed=prober.nodes.seed,
+                graph=prober.nodes.graph,
                 gloo_interface=options.interface,
                 gloo_timeout_ms=round(options.timeout_s * 1_000),
             )
@@ -102,6 +112,72 @@ def probe_alone(nodes: Path, options: NodeOptions) -> None:
         finally:
             if log is not None:
                 log.close()
+
+
+def _with_root(nodes: Nodes, options: NodeOptions) -> Nodes:
+    """The nodes with the root that the command names, if it names one."""
+    if options.root is None:
+        return nodes
+    if options.rounds == "local":
+        raise UsageError("--root goes with --rounds gloo or --rounds master: else each node calculates for itself")
+    return replace(nodes, root=nodes.named(options.root).node)
+
+
+def probe_hosted(nodes: Nodes, options: NodeOptions) -> None:
+    """Be a node of the master that the root of the nodes hosts; at the root, host it, and show its rounds.
+
+    The master listens at the root's address, TCP, at the number of its UDP port. The nodes need not start in any order.
+    """
+    me, root = nodes.named(options.me or network.host_name()), nodes.by_id[nodes.root]
+    host = f"[{root.address}]" if ":" in root.address else root.address
+    resolved = load({"master": [f"{host}:{root.port}"]})
+    cli_logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
+    if me.node != nodes.root:
+        asyncio.run(_run_hosted_node(resolved, nodes, me, options))
+        return
+    rounds = RoundSettings(window_ms=options.window_ms, neighbours=nodes.neighbours, seed=nodes.seed, graph=nodes.graph)
+    settings = MasterSettings(rounds=rounds, export=options.export)
+    try:
+        master = MasterThread(settings, resolved.listed("master"), nodes.token, nodes.insecure, _shown_rounds(options))
+    except OSError as error:
+        raise ConfigError(f"the master cannot listen on {resolved.listed('master')[0]}: {error}") from None
+    with master:
+        asyncio.run(_run_hosted_node(resolved, nodes, me, options))
+
+
+def _shown_rounds(options: NodeOptions) -> Callable[[Notice], None]:
+    """Show the rounds of a master in this process."""
+
+    def on_notice(notice: Notice) -> None:
+        if isinstance(notice, RoundDone):
+            print_json(notice.summary) if options.as_json else show_summary(notice.summary)
+
+    return on_notice
+
+
+async def _run_hosted_node(resolved: Resolved, nodes: Nodes, me: Neighbour, options: NodeOptions) -> None:
+    stop, seen = asyncio.Event(), 0
+
+    def on_window(window: ProbeWindow) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == options.windows:
+            stop.set()
+
+    request = NodeRequest(
+        name=me.name,
+        token=nodes.token,
+        port=me.port,
+        listen_only=me.node in nodes.listeners,
+        estimator=options.estimator,
+        export=options.export,
+        points=options.points,
+        offset_ns=options.offset_ns,
+        drift_ppb=options.drift_ppb,
+    )
+    node = make_node(resolved, request, lambda clock: None, on_window=on_window)
+    with stop_signals(lambda _: stop.set()):
+        await node.run(stop)
 
 
 def _announce(prober: StandaloneNode, *, as_json: bool) -> None:
@@ -158,7 +234,7 @@ def _line_cells(fit: EdgeFit) -> tuple[str, str, str, str]:
 
 def probe_together(prober: StandaloneNode, settings: RoundSettings, options: NodeOptions) -> None:
     """Run one round after another: `windows` of them, or until Ctrl-C or SIGTERM."""
-    ranks = sorted(prober.nodes.by_id)
+    ranks = prober.nodes.ranks()
     first = prober.by_id[ranks[0]]
     logs = _Logs(prober, options)
     where = f"{len(ranks)} nodes meet at {first.name} ({first.address}, TCP port {first.port})"
@@ -227,7 +303,7 @@ class _Logs:
             return
         settings = ExportSettings(directory=Path(options.export), points=options.points)
         self._own = ProbeLog(settings, node=prober.node, name=prober.me.name, host=network.host_name())
-        if prober.node == min(prober.nodes.by_id):
+        if prober.node == prober.nodes.root:
             self._all = ProbeLog(settings, host=network.host_name())
 
     def write(self, result: GlooRoundResult) -> None:

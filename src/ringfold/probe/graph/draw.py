@@ -100,6 +100,28 @@ def _fill_with_listeners(
             probed[other] += 1
 
 
+def listed_edges(
+    names: Mapping[NodeId, str], listeners: Collection[NodeId], lists: Mapping[str, Sequence[str]]
+) -> list[Edge]:
+    """The directed edges of given neighbour lists (by name) between these nodes, sorted.
+
+    A name that no node has is skipped: the node may come later. Of several nodes with one name, all are meant. A node
+    without a list probes nobody, and so does one that only listens. No node probes itself.
+    """
+    by_name: dict[str, list[NodeId]] = {}
+    for node, name in names.items():
+        by_name.setdefault(name, []).append(node)
+    edges = {
+        (src, dst)
+        for src, name in names.items()
+        if src not in listeners
+        for other in lists.get(name, ())
+        for dst in by_name.get(other, ())
+        if dst != src
+    }
+    return sorted(edges)
+
+
 class _SplitMix64:
     """Pseudo-random numbers, the same on every machine and in every version of Python."""
 

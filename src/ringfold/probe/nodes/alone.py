@@ -7,7 +7,6 @@ from typing import Self
 
 from ringfold.errors import ConfigError, UsageError
 from ringfold.probe.fit import fit
-from ringfold.probe.graph.draw import draw
 from ringfold.probe.nodes.callbacks import ProbeWindow
 from ringfold.probe.nodes.nodes_file import Nodes, make_nodes, read_nodes
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
@@ -33,6 +32,7 @@ class StandaloneNode:
         listeners: Sequence[str] = (),
         neighbours: int = 4,
         seed: int = 0,
+        graph: Mapping[str, Sequence[str]] | None = None,
         gap_us: int = Cadence().gap_us,
         pause_us: int = Cadence().pause_us,
         window_ms: int = Cadence().window_ms,
@@ -49,7 +49,7 @@ class StandaloneNode:
         else:
             secret = token.encode() if isinstance(token, str) else token
             self.nodes = make_nodes(
-                nodes, secret, listeners=listeners, neighbours=neighbours, seed=seed, insecure=insecure
+                nodes, secret, listeners=listeners, neighbours=neighbours, seed=seed, insecure=insecure, graph=graph
             )
         self.me = self.nodes.named(me or network.host_name())
         self._gap_us = gap_us
@@ -60,7 +60,7 @@ class StandaloneNode:
         self.by_id = by_id = {node: _resolve_address(facts) for node, facts in self.nodes.by_id.items()}
         """All nodes, with literal addresses."""
         mine = by_id[self.me.node]
-        edges = draw(sorted(by_id), self.nodes.listeners, self.nodes.neighbours, self.nodes.seed)
+        edges = self.nodes.edges()
         self.out = [by_id[dst] for src, dst in edges if src == mine.node]
         """The nodes that this node probes."""
         into = [by_id[src] for src, dst in edges if dst == mine.node]

@@ -6,8 +6,9 @@ must not end the master and the training that depends on it.
 
 *Advice.* The *instability* of a round is how far it was from the prediction (`GraphResult.instability_ns`). If network
 and clocks follow the prediction, few probes are enough. Otherwise shorter windows follow them sooner, and shorter
-pauses give more exchanges. Between the two thresholds nothing changes, so that the cadence does not oscillate. It takes
-several stable rounds to become slower, and one unstable round to become faster.
+pauses give more exchanges. The spacing inside a pair may grow with the pause (`gap_max_us`). Between the two thresholds
+nothing changes, so that the cadence does not oscillate. It takes several stable rounds to become slower, and one
+unstable round to become faster.
 """
 
 import math
@@ -74,7 +75,7 @@ class Calculation:
         now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._settings = settings
-        self._graph = graph or GraphSettings()
+        self._graph = graph or GraphSettings(combine_windows=settings.combine_windows)
         self._now_ns = now_ns
 
     def __call__(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
@@ -87,8 +88,8 @@ class Calculation:
         instability_ns = past.instability_ns
         if result.nodes:
             instability_ns = (*instability_ns, result.instability_ns)[-MAX_INSTABILITIES:]
-        advice = advise(instability_ns, past.cadence, self._settings.adaptive)
-        cadence = Cadence(past.cadence.gap_us, advice.pause_us, advice.window_ms)
+        advice = advise(instability_ns, past.cadence, self._settings.adaptive, self._settings.gap_us)
+        cadence = advised(past.cadence, advice)
         return RoundResult(
             reference=result.reference,
             nodes=result.nodes,
@@ -143,18 +144,28 @@ def _is_possible(clock: NodeClock) -> bool:
 DEFAULTS = Adaptive()
 
 
-def advise(instability_ns: Sequence[float], now: Cadence, settings: Adaptive = DEFAULTS) -> Advice:
-    """The cadence of the next window. `instability_ns`: of the rounds since the cadence changed, the newest last."""
+def advised(now: Cadence, advice: Advice) -> Cadence:
+    """The cadence that follows from an advice."""
+    return Cadence(advice.gap_us or now.gap_us, advice.pause_us, advice.window_ms)
+
+
+def advise(
+    instability_ns: Sequence[float], now: Cadence, settings: Adaptive = DEFAULTS, gap_us: int = Cadence().gap_us
+) -> Advice:
+    """The cadence of the next window. `instability_ns`: of the rounds since the cadence changed, the newest last.
+
+    `gap_us` is the spacing inside a pair that probing starts with: the lower limit.
+    """
     if not settings.is_on:
         return Advice(now.pause_us, now.window_ms, "as before: the cadence is fixed")
     newest = instability_ns[-1] if instability_ns else 0.0
     recent = instability_ns[-settings.calm_rounds :]
     if newest > settings.unstable_ns:
-        return _changed(now, 1 / settings.step, f"instability {newest:.0f} ns > {settings.unstable_ns} ns", settings)
+        cause = f"instability {newest:.0f} ns > {settings.unstable_ns} ns"
+        return _changed(now, 1 / settings.step, cause, settings, gap_us)
     if len(recent) == settings.calm_rounds and max(recent) < settings.stable_ns:
-        return _changed(
-            now, settings.step, f"{len(recent)} rounds with an instability below {settings.stable_ns} ns", settings
-        )
+        cause = f"{len(recent)} rounds with an instability below {settings.stable_ns} ns"
+        return _changed(now, settings.step, cause, settings, gap_us)
     if newest < settings.stable_ns:
         why = f"as before: instability {newest:.0f} ns is low, but not for {settings.calm_rounds} rounds yet"
     else:
@@ -162,15 +173,17 @@ def advise(instability_ns: Sequence[float], now: Cadence, settings: Adaptive = D
     return Advice(now.pause_us, now.window_ms, why)
 
 
-def _changed(now: Cadence, factor: float, cause: str, settings: Adaptive) -> Advice:
+def _changed(now: Cadence, factor: float, cause: str, settings: Adaptive, gap_us: int) -> Advice:
     """Faster or slower within the limits. A value beyond a limit is never moved in the other direction."""
     pick = max if factor > 1 else min
     pause = pick(now.pause_us, _within(now.pause_us * factor, settings.pause_min_us, settings.pause_max_us))
     window = pick(now.window_ms, _within(now.window_ms * factor, settings.window_min_ms, settings.window_max_ms))
+    gap = pick(now.gap_us, _within(now.gap_us * factor, gap_us, max(gap_us, settings.gap_max_us)))
+    changed_gap = gap if gap != now.gap_us else 0
     word = "slower" if factor > 1 else "faster"
-    if (pause, window) == (now.pause_us, now.window_ms):
+    if (gap, pause, window) == (now.gap_us, now.pause_us, now.window_ms):
         return Advice(pause, window, f"as before: {cause}, but {word} is beyond the limits")
-    return Advice(pause, window, f"{word}: {cause}")
+    return Advice(pause, window, f"{word}: {cause}", changed_gap)
 
 
 def _within(value: float, low: int, high: int) -> int:

@@ -130,6 +130,8 @@ class OpenRound:
     anomaly: str = ""
     received: dict[NodeId, ReceivedReport] = field(default_factory=dict)
     absent: dict[NodeId, str] = field(default_factory=dict)
+    listeners: frozenset[NodeId] = frozenset()
+    """The other nodes of its graph: they only respond."""
     present: set[NodeId] = field(default_factory=set)
     """Nodes that have been connected since it began: one that connects again may have another clock."""
     late: dict[NodeId, ReceivedReport] = field(default_factory=dict)
@@ -323,6 +325,8 @@ def summarise(kind: RoundKind, gathered: GatheredRound, result: RoundResult | No
         late={str(node): one.report.round.sequence for node, one in sorted(taken.late.items())},
         excluded={str(node): why for node, why in sorted(gathered.excluded.items())},
         windows=node_windows(taken.all),
+        participants=sorted(round.participants),
+        listeners=sorted(round.listeners),
         metrics=measure(
             received,
             clocks,

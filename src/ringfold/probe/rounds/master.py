@@ -34,12 +34,12 @@ The kinds differ in few places: what ends a window (`_end_window`), which report
 collectives carry its messages (`gloo.py`).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import assert_never
 
-from ringfold.probe.graph.draw import neighbours
-from ringfold.probe.rounds.calculation import CalculateRound, DrawGraph
+from ringfold.probe.graph.draw import listed_edges, neighbours
+from ringfold.probe.rounds.calculation import CalculateRound, DrawGraph, advised
 from ringfold.probe.rounds.effects import LogNote, MasterEffect, PublishSummary, SendProbeResponse, SendToNode
 from ringfold.probe.rounds.events import (
     MS,
@@ -71,7 +71,6 @@ from ringfold.probe.rounds.metrics import ReceivedReport
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.states import Transitions
 from ringfold.wire.probing import (
-    Cadence,
     NodeId,
     ProbeAnswer,
     ProbeGraph,
@@ -298,12 +297,22 @@ class RoundMaster:
             self._begin_due_ns = due_ns
 
     def _has_edges(self) -> bool:
-        return _has_edges(self._members.values())
+        return self._can_probe(self._members.values())
+
+    def _can_probe(self, members: Collection[NodeConnected]) -> bool:
+        """Whether a graph of these nodes has an edge."""
+        return bool(self._given_edges(members)) if self.settings.graph else _has_edges(members)
 
     def _graph_members(self) -> list[NodeId]:
         """The nodes that the next graph has: not those that are excluded, unless too few would be left."""
         active = [member for node, member in self._members.items() if not self._nodes.is_excluded(node)]
-        return sorted(member.node for member in (active if _has_edges(active) else self._members.values()))
+        return sorted(member.node for member in (active if self._can_probe(active) else self._members.values()))
+
+    def _given_edges(self, members: Iterable[NodeConnected]) -> list[tuple[NodeId, NodeId]]:
+        """The edges of the neighbour lists between these nodes."""
+        names = {member.node: member.facts.name for member in members}
+        listeners = [node for node in names if self._members[node].listen_only]
+        return listed_edges(names, listeners, self.settings.graph)
 
     def _raise_highest(self, seen: RoundId, node: NodeId) -> None:
         """A node has seen this round: the next one will be above it."""
@@ -333,6 +342,7 @@ class RoundMaster:
         participants = frozenset(src for src, _ in self._edges)
         round = OpenRound(id, self._label, participants, cadence, now_ns, self._end_due_ns(now_ns))
         round.present = set(self._members)
+        round.listeners = frozenset(dst for _, dst in self._edges) - participants
         self._round = round
         self._move_to(MasterState.PROBING)
         if not self._is_on:
@@ -360,7 +370,10 @@ class RoundMaster:
     def _draw_graph(self, number: int) -> None:
         members = self._graph_members()
         listeners = [node for node in members if self._members[node].listen_only]
-        self._edges = self._draw_edges(members, listeners, self.settings.neighbours, self.settings.seed)
+        if self.settings.graph:
+            self._edges = self._given_edges(self._members[node] for node in members)
+        else:
+            self._edges = self._draw_edges(members, listeners, self.settings.neighbours, self.settings.seed)
         self._is_graph_stale = False
         facts = {node: self._members[node].facts for node in sorted(self._members)}
         key = self._key(number)
@@ -452,7 +465,7 @@ class RoundMaster:
             result = self._calculate(taken.fits, utc, self._history)
             self._history = result.history
             if result.advice is not None:
-                self._cadence = Cadence(self._cadence.gap_us, result.advice.pause_us, result.advice.window_ms)
+                self._cadence = advised(self._cadence, result.advice)
             for clock in result.nodes:
                 if clock.node in round.present:
                     self._send(clock.node, RoundClock(round.id, clock))

@@ -1,10 +1,15 @@
 """The settings of rounds: frozen, with the unit in the name, checked where they are made."""
 
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from ringfold.errors import ConfigError
 from ringfold.wire.probing import MAX_GAP_US, MAX_PAUSE_US, MIN_GAP_US, MIN_PAUSE_US, Cadence, RoundKind
+
+Density = Literal["default", "dense"]
+DENSITIES: Mapping[str, Cadence] = {"default": Cadence(), "dense": Cadence(pause_us=Cadence().gap_us)}
+"""Presets. `dense`: 800 us between all probes, inside a pair and between pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,8 @@ class Adaptive:
     pause_max_us: int = 24_000
     window_min_ms: int = 1_000
     window_max_ms: int = 16_000
+    gap_max_us: int = Cadence().gap_us
+    """How far the spacing inside a pair may grow when probing gets slower; faster probing returns to the setting."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.stable_ns < self.unstable_ns:
@@ -33,6 +40,8 @@ class Adaptive:
             raise ConfigError(f"need calm_rounds >= 1 and step > 1, not {self.calm_rounds} and {self.step}")
         if not MIN_PAUSE_US <= self.pause_min_us <= self.pause_max_us <= MAX_PAUSE_US:
             raise ConfigError(f"need {MIN_PAUSE_US} <= pause_min_us <= pause_max_us <= {MAX_PAUSE_US}")
+        if not MIN_GAP_US <= self.gap_max_us <= MAX_GAP_US:
+            raise ConfigError(f"gap_max_us is from {MIN_GAP_US} to {MAX_GAP_US}, not {self.gap_max_us}")
         if not 0 < self.window_min_ms <= self.window_max_ms:
             raise ConfigError("need 0 < window_min_ms <= window_max_ms")
 
@@ -48,6 +57,11 @@ class RoundSettings:
     neighbours: int = 4
     """K: how many others a node probes."""
     seed: int = 0
+    """Another seed draws another graph of the same nodes."""
+    graph: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Neighbour lists by name: whom each node probes. Empty: the graph is drawn."""
+    combine_windows: bool = True
+    """Whether the lines of several windows of an edge are combined."""
     report_timeout_ms: int = 1_000
     """`master`: how long after ROUND_END reports count, at most."""
     report_floor_ms: int = 25

@@ -13,9 +13,11 @@ clock is virtual. A *column* is a condition:
   empty. Both need root. (Why downlinks: the kernel stamps a packet after the sender's own queue, so waiting there is
   no delay to anybody.)
 
-Three kinds of rows (`part`): `nodes` has the error of the nodes' clocks in each column, at many instants of every
-window; `edges` has every estimator on the very same windows; `models` has every estimator on simulated windows, where
-delays are drawn from models.
+The kinds of rows (`part`): `nodes` has the error of the nodes' clocks in each column, at many instants of every window;
+`edges` has every estimator on the very same windows; `models` has every estimator on simulated windows, where delays
+are drawn from models. `filter` has each column calculated twice from the very same windows, once from each window alone
+and once from several combined: `ahead_*` is the error during the *next* window, which is when a clock is read;
+`filter-models` is the same on simulated edges whose clocks wander. `density` has each column once for each preset.
 
 A permanent asymmetry (the shortest delays of the two directions differ) looks like an offset to any estimator. The
 truth shows it: `asymmetry_*` is half that difference, the part of the error that no estimator can avoid.
@@ -26,7 +28,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -35,14 +37,16 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
+from ringfold.probe.courses import FilterScenario, follow_course, rms
 from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.graph.draw import draw
-from ringfold.probe.models import Sample
+from ringfold.probe.graph.filter import STATED, FilterSettings
+from ringfold.probe.models import MODELS, Course, Sample
 from ringfold.probe.nodes.nodes_file import derive_key
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
 from ringfold.probe.rounds.calculation import Calculation, RoundResult
-from ringfold.probe.rounds.settings import RoundSettings
+from ringfold.probe.rounds.settings import DENSITIES, RoundSettings
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.clock_truth import (
     INSTANTS,
@@ -77,6 +81,12 @@ LOADS = {"shaped": 0.6, "standing": 1.1}
 DISCARD_PORT = 9
 WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 30.0
+PACKETS_PER_EXCHANGE, PACKET_BYTES = 5, 40
+"""Two probes, two responses and the packet with the last timestamp; without the headers of UDP and IP."""
+SETTLED = 2
+"""Rounds before there is something to combine."""
+FILTER_WANDERS = (0.0, 3e-9, 3e-8)
+FILTER_EDGES = 6
 
 
 def _ns(value: Value) -> str:
@@ -94,6 +104,35 @@ NODE_COLUMNS = (
     Column("outside", "outside"),
     Column("asymmetry", "asymmetry_p50_ns", _ns),
     Column("CPU", "cpu_share", lambda value: f"{value:.1%}"),
+)
+DENSITY_COLUMNS = (
+    Column("column", "column"),
+    Column("density", "density"),
+    Column("p50", "p50_ns", _ns),
+    Column("p99", "p99_ns", _ns),
+    Column("next window p50", "ahead_p50_ns", _ns),
+    Column("pairs/s", "pairs_per_s", lambda value: f"{value:.0f}"),
+    Column("KB/s and edge", "bytes_per_s", lambda value: f"{float(value or 0) / 1e3:.0f}"),
+    Column("CPU", "cpu_share", lambda value: f"{value:.1%}"),
+)
+FILTER_COLUMNS = (
+    Column("column", "column"),
+    Column("windows", "windows"),
+    Column("p50", "p50_ns", _ns),
+    Column("p99", "p99_ns", _ns),
+    Column("next window p50", "ahead_p50_ns", _ns),
+    Column("p99", "ahead_p99_ns", _ns),
+    Column("covered", "covered", lambda value: f"{value:.1%}"),
+    Column("outside", "outside"),
+)
+FILTER_MODEL_COLUMNS = (
+    Column("column", "column"),
+    Column("wander", "wander", lambda value: f"{value:g}"),
+    Column("alone", "alone_ns", _ns),
+    Column("combined", "combined_ns", _ns),
+    Column("next window alone", "ahead_alone_ns", _ns),
+    Column("combined", "ahead_combined_ns", _ns),
+    Column("covered", "covered", lambda value: f"{value:.1%}"),
 )
 ESTIMATOR_COLUMNS = (
     Column("column", "column"),
@@ -113,6 +152,7 @@ class ClockPlan(msgspec.Struct, frozen=True):
     window_ms: int
     neighbours: int
     seeds: int
+    densities: list[str]
 
 
 def command(
@@ -126,6 +166,7 @@ def command(
     window_ms: Annotated[int, typer.Option(help="Length of a window.", min=100)] = 4_000,
     neighbours: Annotated[int, typer.Option(help="How many others a node probes.", min=1)] = 4,
     seeds: Annotated[int, typer.Option(help="Simulated windows of each delay model; 0: none.", min=0)] = 40,
+    densities: Annotated[str, typer.Option(help="Presets to compare, comma-separated.")] = ",".join(DENSITIES),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
@@ -133,23 +174,34 @@ def command(
     wanted = [column.strip() for column in columns.split(",")]
     if unknown := sorted(set(wanted) - set(CONDITIONS)):
         raise typer.BadParameter(f"there is no column {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
-    plan = ClockPlan(nodes, offset_ms, drift_ppm, rounds, wanted, window_ms, neighbours, seeds)
+    presets = [density.strip() for density in densities.split(",")]
+    if unknown := sorted(set(presets) - set(DENSITIES)):
+        raise typer.BadParameter(f"there is no density {', '.join(unknown)}; there are {', '.join(DENSITIES)}")
+    plan = ClockPlan(nodes, offset_ms, drift_ppm, rounds, wanted, window_ms, neighbours, seeds, presets)
     skipped: dict[str, str] = {}
     rows: list[Row] = []
     samples: dict[str, list[Sample]] = {}
     before = os.getloadavg()[0]
     with reports.guarded(as_json=as_json) as progress:
-        task = progress.add_task("", total=plan.rounds * len(wanted) + 2)
+        # The default is always measured: the other parts are about it.
+        others = [density for density in presets if density != "default"]
+        total = plan.rounds * len(wanted) * (1 + len(others))
+        task = progress.add_task("", total=total + 2)
         for column in wanted:
-            progress.update(task, description=column)
-            seen = measure(column, plan, skipped, lambda: progress.advance(task))
-            rows.append(nodes_row(column, seen))
-            if seen is not None:
-                samples[column] = [sample for one in seen.rounds for sample in one.samples]
-        progress.update(task, description="estimators", completed=plan.rounds * len(wanted))
+            for density in ("default", *others):
+                progress.update(task, description=f"{column} ({density})")
+                seen = measure(column, plan, skipped, lambda: progress.advance(task), density)
+                if density == "default":
+                    rows += [nodes_row(column, seen), *filter_rows(column, seen)]
+                if density == "default" and seen is not None:
+                    samples[column] = [sample for one in seen.rounds for sample in one.samples]
+                if density in presets:
+                    rows.append(density_row(column, density, seen))
+        progress.update(task, description="estimators", completed=total)
         rows += estimator_rows("edges", samples)
         progress.update(task, description="models", advance=1)
         rows += estimator_rows("models", simulated(seeds) if seeds else {})
+        rows += filter_model_rows(seeds)
         progress.advance(task)
     notes = [f"load average {before:.1f} before, {os.getloadavg()[0]:.1f} after", *_notes(rows)]
     result = reports.report("clock", msgspec.to_builtins(plan), rows, skipped=skipped, notes=notes)
@@ -174,6 +226,18 @@ class RoundSeen:
     nodes: NodeErrors
     edges_outside: int
     """How many corridors (of an edge at an instant) do not contain the truth."""
+    compared: "dict[str, Compared]"
+    """The same windows, alone and combined with former ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The errors of a round's clocks, in the window itself and during the next one, and what was stated."""
+
+    within: NodeErrors
+    ahead: NodeErrors
+    sigmas_ns: list[float]
+    """Of the same nodes, in the order of the errors' rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +299,10 @@ class ClockNodes:
     def rounds(self, count: int, wait: Wait, advance: Callable[[], None]) -> ColumnSeen:
         """Probe for `count` windows without a pause between them, and calculate each as soon as it is over."""
         cadence = self._settings.cadence
-        calculation = Calculation(self._settings)
+        variants = {"alone": replace(self._settings, combine_windows=False), "combined": self._settings}
+        calculations = {name: Calculation(settings) for name, settings in variants.items()}
         probers = list(self.probers.values())
-        history: object = None
+        histories: dict[str, object] = dict.fromkeys(variants)
         seen: list[RoundSeen] = []
         began_ns, before_ns = raw_now(), [prober.stats().cpu_ns for prober in probers]
         for prober in probers:
@@ -249,9 +314,9 @@ class ClockNodes:
             windows = [window for prober in probers for window in prober.rotate()]
             utc = {prober.node: prober.utc() for prober in probers}
             fits = [fit(window) for window in windows]
-            result = calculation(fits, utc, history)
-            history = result.history
-            seen.append(self._judge(windows, fits, result, instants))
+            results = {name: calculation(fits, utc, histories[name]) for name, calculation in calculations.items()}
+            histories = {name: result.history for name, result in results.items()}
+            seen.append(self._judge(windows, fits, results, instants))
             advance()
         took_ns, stats = raw_now() - began_ns, [prober.stats() for prober in probers]
         shares = [(now.cpu_ns - before) / took_ns for now, before in zip(stats, before_ns, strict=True)]
@@ -259,24 +324,41 @@ class ClockNodes:
         return ColumnSeen(seen, shares, stats, out_edges=ends[0], in_edges=ends[1])
 
     def _judge(
-        self, windows: Sequence[EdgeWindow], fits: list[EdgeFit], result: RoundResult, instants: Sequence[int]
+        self,
+        windows: Sequence[EdgeWindow],
+        fits: list[EdgeFit],
+        results: dict[str, RoundResult],
+        instants: Sequence[int],
     ) -> RoundSeen:
         samples = [with_truth(window, self._clocks) for window in windows]
         outside = sum(edge_outside(sample, found) for sample, found in zip(samples, fits, strict=True))
-        nodes = node_errors(result.nodes, result.reference, self._clocks, instants)
-        return RoundSeen(samples, fits, result, nodes, outside)
+        later = [instant + instants[-1] - instants[0] for instant in instants]
+        compared = {name: self._compared(result, instants, later) for name, result in results.items()}
+        return RoundSeen(samples, fits, results["combined"], compared["combined"].within, outside, compared)
+
+    def _compared(self, result: RoundResult, instants: Sequence[int], later: Sequence[int]) -> Compared:
+        sigmas = {clock.node: clock.sigma_ns for clock in result.nodes if clock.node != result.reference}
+        within, ahead = (
+            node_errors(result.nodes, result.reference, self._clocks, which) for which in (instants, later)
+        )
+        return Compared(within, ahead, [sigmas[node] for node in sorted(sigmas)])
 
 
 # Columns
 
 
-def measure(column: str, plan: ClockPlan, skipped: dict[str, str], advance: Callable[[], None]) -> ColumnSeen | None:
+def measure(
+    column: str, plan: ClockPlan, skipped: dict[str, str], advance: Callable[[], None], density: str = "default"
+) -> ColumnSeen | None:
     """All rounds of a column; None, and the reason in `skipped`, where it cannot be had."""
     if column in SHAPED and (why := missing()):
         skipped[column] = f"{why}; run it as root"
         return None
     drift_ppb, offset_ns = round(plan.drift_ppm * 1_000), round(plan.offset_ms * 1e6)
-    settings = RoundSettings(window_ms=plan.window_ms, neighbours=plan.neighbours)
+    preset = DENSITIES[density]
+    settings = RoundSettings(
+        window_ms=plan.window_ms, neighbours=plan.neighbours, gap_us=preset.gap_us, pause_us=preset.pause_us
+    )
     try:
         with _condition(column, plan.nodes) as (cluster, network):
             clocks = spread_clocks(plan.nodes, offset_ns, drift_ppb, raw_now())
@@ -361,6 +443,77 @@ def nodes_row(column: str, seen: ColumnSeen | None) -> Row:
     }
 
 
+def density_row(column: str, density: str, seen: ColumnSeen | None) -> Row:
+    """The accuracy of a preset, and what it costs: CPU of a node's prober, and the traffic of one edge."""
+    row: Row = {"part": "density", "column": column, "density": density}
+    whole = nodes_row(column, seen)
+    figures = ("p50_ns", "p99_ns", "max_ns", "cpu_share", "lost_share")
+    row |= {name: whole.get(name) for name in figures}
+    if seen is None:
+        return {**row, "pairs_per_s": None, "bytes_per_s": None}
+    sent = [found.sent / (2 * found.half_ns / 1e9) for one in seen.rounds for found in one.fits if found.half_ns]
+    pairs = float(np.median(sent)) if sent else None
+    ahead = np.concatenate([np.abs(one.compared["alone"].ahead.errors).ravel() for one in seen.rounds])
+    return {
+        **row,
+        "ahead_p50_ns": float(np.percentile(ahead, 50)) if ahead.size else None,
+        "pairs_per_s": pairs,
+        "bytes_per_s": None if pairs is None else pairs * PACKETS_PER_EXCHANGE * PACKET_BYTES,
+    }
+
+
+def filter_rows(column: str, seen: ColumnSeen | None) -> list[Row]:
+    """The same windows of a column, alone and combined. The first rounds have little to combine, and do not count."""
+    rows: list[Row] = []
+    for name in ("alone", "combined"):
+        row: Row = {"part": "filter", "column": column, "windows": name}
+        if seen is None or len(seen.rounds) <= SETTLED:
+            rows.append({**row, "p50_ns": None, "p99_ns": None, "ahead_p50_ns": None, "ahead_p99_ns": None})
+            continue
+        found = [one.compared[name] for one in seen.rounds[SETTLED:]]
+        within, ahead = (
+            np.concatenate([np.abs(errors).ravel() for errors in every])
+            for every in ([one.within.errors for one in found], [one.ahead.errors for one in found])
+        )
+        middles = [np.abs(one.within.errors[:, INSTANTS // 2]) <= STATED * np.array(one.sigmas_ns) for one in found]
+        rows.append(
+            {
+                **row,
+                **_tail(within, {"p50_ns": 50, "p99_ns": 99}),
+                **_tail(ahead, {"ahead_p50_ns": 50, "ahead_p99_ns": 99}),
+                "covered": float(np.mean(np.concatenate(middles))),
+                "outside": sum(one.within.outside + one.ahead.outside for one in found),
+                "rounds": len(found),
+            }
+        )
+    return rows
+
+
+def filter_model_rows(seeds: int) -> list[Row]:
+    """Simulated edges of every delay model, on clocks that wander more and more. None without seeds."""
+    rows: list[Row] = []
+    for name, model in MODELS.items() if seeds else ():
+        for wander in FILTER_WANDERS:
+            scenario = FilterScenario(name, Course(wander=wander))
+            if model.stamps_are_right:
+                outcome = follow_course(seeds, scenario, FilterSettings(), edges=min(seeds, FILTER_EDGES))
+                rows.append(
+                    {
+                        "part": "filter-models",
+                        "column": name,
+                        "wander": wander,
+                        "alone_ns": rms(outcome.alone_ns),
+                        "combined_ns": rms(outcome.combined_ns),
+                        "ahead_alone_ns": rms(outcome.predicted_alone_ns),
+                        "ahead_combined_ns": rms(outcome.predicted_ns),
+                        "ahead_ratio": rms(outcome.predicted_ns) / max(rms(outcome.predicted_alone_ns), 1.0),
+                        "covered": outcome.coverage,
+                        "windows": int(outcome.combined_ns.size),
+                    }
+                )
+    return rows
+
+
 def _tail(values: Floats | Ints, names: dict[str, int]) -> Row:
     return {name: float(np.percentile(values, at)) if values.size else None for name, at in names.items()}
 
@@ -391,8 +544,16 @@ def _asymmetry(samples: Sequence[Sample]) -> Floats:
 
 
 def _sheets(rows: Sequence[Row]) -> list[Sheet]:
-    """For the eye: the nodes, and an estimator a column."""
-    sheets = [Sheet("error of the nodes' clocks", [row for row in rows if row["part"] == "nodes"], NODE_COLUMNS)]
+    """For the eye: the nodes, densities and filters, and an estimator a column."""
+    sheets = []
+    for part, title, columns in (
+        ("nodes", "error of the nodes' clocks", NODE_COLUMNS),
+        ("density", "accuracy and cost of the presets", DENSITY_COLUMNS),
+        ("filter", "each window alone, and several combined", FILTER_COLUMNS),
+        ("filter-models", "the same on simulated edges (RMS)", FILTER_MODEL_COLUMNS),
+    ):
+        if of_part := [row for row in rows if row["part"] == part]:
+            sheets.append(Sheet(title, of_part, columns))
     parts = {"edges": "of the same windows", "models": "of simulated windows"}
     for part, of_what in parts.items():
         for key, where in (("rms_ns", "in the middle"), ("ends_rms_ns", "at the ends")):
