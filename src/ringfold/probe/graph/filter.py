@@ -245,7 +245,7 @@ def _line(edges: Edges, bank: EdgeFilters, settings: FilterSettings) -> tuple[Ed
 
 def _leaves_corridor(edges: Edges) -> npt.NDArray[np.bool_]:
     """Whether the truth cannot lie on the line, at the beginning, the middle or the end of the window."""
-    leaves: npt.NDArray[np.bool_] = ((edges.low > 0) | (edges.high < 0)).any(axis=1)
+    leaves: npt.NDArray[np.bool_] = np.logical_or.reduce((edges.low > 0) | (edges.high < 0), axis=1)
     return leaves
 
 
