@@ -4,6 +4,7 @@ For tests, the simulation (`ringfold.testing.filtering`) and `ringfold bench clo
 measured: the truth, and half the asymmetry of the link's shortest delays, which nothing can see.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,11 +67,20 @@ def rms(errors: Floats) -> float:
 def follow_course(seed: int, scenario: FilterScenario, settings: FilterSettings, edges: int) -> FilterOutcome:
     """Fit and combine all windows of some edges that follow the same course, each with delays of its own."""
     followed = [_follow_edge(np.random.default_rng((seed, edge)), scenario, settings) for edge in range(edges)]
-    columns = [
-        np.array([error for one in followed for error in getattr(one, name)], np.float64)
-        for name in ("alone", "combined", "sigmas", "ahead_alone", "ahead")
-    ]
-    return FilterOutcome(seed, scenario, *columns, outside=sum(one.outside for one in followed))
+
+    def joined(errors: Callable[[_Followed], list[float]]) -> Floats:
+        return np.array([error for one in followed for error in errors(one)], np.float64)
+
+    return FilterOutcome(
+        seed,
+        scenario,
+        alone_ns=joined(lambda one: one.alone),
+        combined_ns=joined(lambda one: one.combined),
+        sigma_ns=joined(lambda one: one.sigmas),
+        predicted_alone_ns=joined(lambda one: one.ahead_alone),
+        predicted_ns=joined(lambda one: one.ahead),
+        outside=sum(one.outside for one in followed),
+    )
 
 
 @dataclass(slots=True)
