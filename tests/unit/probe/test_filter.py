@@ -147,7 +147,7 @@ def test_an_edge_that_is_absent_for_a_round_continues_and_one_that_is_gone_is_fo
 def test_wrong_settings_are_refused() -> None:
     for wrong in ({"wanders": ()}, {"caution": 0.0}, {"gate": 0.0}, {"forget": 1.5}, {"systematic": -1.0}):
         with pytest.raises(ConfigError):
-            FilterSettings(**wrong)  # type: ignore[arg-type]
+            FilterSettings(**wrong)
 
 
 # In the calculation
