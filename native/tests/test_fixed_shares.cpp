@@ -51,8 +51,9 @@ class Link {
   }
 
   bool is_over() {
-    return std::all_of(ops_.begin(), ops_.end(),
-                       [&](const auto& op) { return net.core(op.first).find(op.second)->state == OpState::finished; });
+    return std::all_of(ops_.begin(), ops_.end(), [&](const auto& op) {
+      return net.core(op.first).find(op.second)->state == OpState::finished;
+    });
   }
 
   void end() {
@@ -122,6 +123,22 @@ double one_transfer(const std::vector<double>& rates, const Shares& shares, std:
   link.end();
   CHECK(Link::total(link.sent()) == many * sizeof(float));
   return segments_off(link.sent(), shares);
+}
+
+// Halves, and the second path is away for a quarter of the transfer: how far from halves it is from then on, in segments.
+double off_after_a_break(Planted planted) {
+  Link link({1e-3, 1e-3}, 1, planted);
+  link.share(fixed({50, 50}));
+  link.begin(many);
+  link.until_sent(many);
+  link.end_path(1);
+  link.until_sent(2 * many);
+  link.restore_path(1);
+  const auto before = link.sent();
+  link.end();
+  const auto after = since(link.sent(), before);
+  CHECK(Link::total(after) > 400 * segment);
+  return segments_off(after, {50, 50});
 }
 
 }  // namespace
@@ -194,19 +211,12 @@ TEST(the_others_take_over_from_a_broken_path_by_their_shares) {
 }
 
 // It does not make up for the time that it was away: it would carry everything until then.
-TEST(a_share_binds_again_when_a_broken_path_is_back) {
-  Link link({1e-3, 1e-3});
-  link.share(fixed({50, 50}));
-  link.begin(many);
-  link.until_sent(many);
-  link.end_path(1);
-  link.until_sent(2 * many);
-  link.restore_path(1);
-  const auto before = link.sent();
-  link.end();
-  const auto after = since(link.sent(), before);
-  CHECK(Link::total(after) > 400 * segment);
-  CHECK(segments_off(after, {50, 50}) <= 2);
+TEST(a_share_binds_again_when_a_broken_path_is_back) { CHECK(off_after_a_break({}) <= 2); }
+
+TEST(a_path_that_earns_while_it_is_away_is_found) {
+  Planted planted;
+  planted.absent_earns = true;
+  CHECK(off_after_a_break(planted) > 50);
 }
 
 TEST(a_path_whose_lanes_are_lost_one_by_one_keeps_its_share) {

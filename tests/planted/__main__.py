@@ -16,6 +16,7 @@ from planted import (
     failover,
     filters,
     find,
+    forwarding,
     iterations,
     probing,
     regions,
@@ -40,6 +41,7 @@ SIMULATIONS: dict[str, dict[str, Bug]] = {
     "filters": filters.BUGS,
     "iterations": iterations.BUGS,
     "agents": agents.BUGS,
+    "forwarding": forwarding.BUGS,
 }
 MAX_SEEDS = 1_000
 

@@ -51,6 +51,7 @@ MAX_DUE_PER_CALL = 16
 MAX_URGENT_PER_CALL = 64
 FORWARD_INTERVAL_NS = 1_000_000
 MAX_FORWARDS_PER_REPORT = 64
+MAX_FORWARDS_REMEMBERED = 4_096
 MAX_REPORTS_PER_PAIR = 64
 """The measurements of this many flows of a pair are kept."""
 MIN_CHANGE = 1e-4
@@ -116,8 +117,6 @@ class _SteeredPair:
     decisions: int = 0
     """Since the last new information."""
     published: Decision | None = None
-    forwarded: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    """By path, when a report about the traffic from there was last forwarded, and whether it was backpressure."""
     fixed: tuple[float, ...] | None = None
 
 
@@ -143,6 +142,8 @@ class Steering:
         self._due: list[tuple[int, int]] = []
         self._urgent: dict[int, None] = {}
         self._directions: Counter[str] = Counter()
+        self._forwarded: dict[_Exact, tuple[int, bool]] = {}
+        """By sender, own address and path, when a report was last forwarded, and whether it was backpressure."""
 
     @property
     def name(self) -> str:
@@ -231,39 +232,46 @@ class Steering:
         senders = self._senders(report)
         self._directions["for senders to here" if senders else "not for us"] += 1
         found: list[Forward] = []
-        for (remote, local), slot in list(senders.items())[:MAX_FORWARDS_PER_REPORT]:
-            steered, is_held = self._pairs[slot], report.congestion >= self._backpressure
-            last_ns, was_held = steered.forwarded.get(report.path, (-FORWARD_INTERVAL_NS, False))
+        is_held, age_ns = report.congestion >= self._backpressure, self._ingest.table.late_ns(report)
+        for remote, local in senders[:MAX_FORWARDS_PER_REPORT]:
+            sender = (remote, local, report.path)
+            last_ns, was_held = self._forwarded.get(sender, (-FORWARD_INTERVAL_NS, False))
             if is_held == was_held and now_ns - last_ns < FORWARD_INTERVAL_NS:
                 continue
-            steered.forwarded[report.path] = now_ns, is_held
+            self._remember_forward(now_ns, sender, is_held=is_held)
             exact = Congestion(remote, local, report.path, report.congestion, report.depth_bytes)
-            reading = self._ingest.table.reading(now_ns, remote, local, report.path)
-            found.append(Forward(address_text(remote), exact, 0 if reading is None else reading.age_ns))
+            found.append(Forward(address_text(remote), exact, age_ns))
         self._directions["forwarded"] += len(found)
         self._directions["forwards left out"] += len(senders) - len(found)
         return found
 
-    def _senders(self, report: Congestion) -> dict[tuple[int, int], int]:
-        """The (remote, local) addresses on the path of a report that it is about, each with the slot of a flow back.
+    def _remember_forward(self, now_ns: int, sender: _Exact, *, is_held: bool) -> None:
+        if len(self._forwarded) >= MAX_FORWARDS_REMEMBERED:
+            # Beyond the interval a forward has no effect on the next one.
+            recent = {key: last for key, last in self._forwarded.items() if now_ns - last[0] < FORWARD_INTERVAL_NS}
+            self._forwarded = recent if len(recent) < MAX_FORWARDS_REMEMBERED else {}
+        self._forwarded[sender] = now_ns, is_held
+
+    def _senders(self, report: Congestion) -> list[tuple[int, int]]:
+        """The (remote, local) addresses on the path of a report that it is about, where a flow leads back.
 
         A report about all destinations is about the port that a host sends into, and this host is not it. An address of
         this host is no other host.
         """
         if not report.destination_bits:
-            return {}
+            return []
         if report.destination_bits == EXACT:
             slots: Iterable[int] = self._by_local.get(report.destination, ())
         elif report.source_bits == EXACT:
             slots = self._by_remote.get(report.source, ())
         else:
             slots = self._pairs
-        found: dict[tuple[int, int], int] = {}
+        found: dict[tuple[int, int], None] = {}
         for slot in sorted(slots):
             ends = [(remote, local) for local, remote in self._pairs[slot].ends]
             if _is_about(report, ends) and ends[report.path][0] not in self._by_local:
-                found.setdefault(ends[report.path], slot)
-        return found
+                found[ends[report.path]] = None
+        return list(found)
 
     def _candidates(self, report: Congestion) -> Iterable[int]:
         """The slots that a packet with a prefix may be about. If one prefix is a host, only the pairs of that host."""

@@ -159,6 +159,13 @@ class QueueTable:
             return None
         return QueueReading(best.congestion, best.depth_bytes, now_ns - best.received_ns + best.late_ns)
 
+    def late_ns(self, body: Congestion) -> int:
+        """How old the newest report of exactly this queue was when it was received; 0 if there is none."""
+        entry = self._by_bits.get((body.source_bits, body.destination_bits), {}).get(
+            (body.source, body.destination, body.path)
+        )
+        return 0 if entry is None else entry.late_ns
+
     def _is_full(self, bits: _Bits) -> bool:
         """Whether no entry with these prefix lengths can be added."""
         return self._count >= self._settings.max_entries or (
@@ -182,7 +189,8 @@ class TelemetryIngest:
     """Gate and table together: takes the datagrams of the daemon."""
 
     def __init__(self, gate: Gate | None = None, table: QueueTable | None = None) -> None:
-        self.gate, self.table = gate or Gate(), table or QueueTable()
+        self.gate = gate or Gate()
+        self.table = QueueTable() if table is None else table  # an empty table is false
 
     def datagram(self, now_ns: int, unix_ns: int, content: bytes, address: str) -> Congestion | Refusal | None:
         """A new report about a queue; a refusal, already counted; or None: accepted, but not new for the policy."""

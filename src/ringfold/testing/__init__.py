@@ -22,7 +22,8 @@ must find are in `tests/planted`.
 
 Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `probing_checks.py`, and with relays
 `probing_regions.py`. So have the filter of edges, `filtering.py`, and the global iteration: `iterating.py`,
-`iterating_schedules.py`. So has the transport agent of a host with its clients: `agents.py`.
+`iterating_schedules.py`. So have the transport agent of a host with its clients,
+`agents.py`, and the agents of several hosts, `forwarding.py`.
 """
 
 from ringfold.testing.blocking import SimRun, blocking

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ringfold.testing.agents import AgentOutcome, run_agents
+from ringfold.testing.forwarding import run_forwarding
 from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.probing_regions import run_regions
 from ringfold.testing.resuming import run_resume
@@ -155,6 +156,11 @@ def run_agent_batch(seeds: Sequence[int]) -> list[AgentOutcome | SimulationFailu
     return [_caught(run_agents, seed) for seed in seeds]
 
 
+def run_forwarding_batch(seeds: Sequence[int]) -> list[AgentOutcome | SimulationFailure]:
+    """Run the telemetry of some seeds; a violation is an outcome too."""
+    return [_caught(run_forwarding, seed) for seed in seeds]
+
+
 def _caught(run: Callable[[int], Result], seed: int) -> Result | SimulationFailure:
     try:
         return run(seed)
@@ -264,6 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--regions", action="store_true", help="rounds of probing with relays")
     parser.add_argument("--iterations", action="store_true", help="schedules of the global iteration over a store")
     parser.add_argument("--agents", action="store_true", help="transport agents of a host and their clients")
+    parser.add_argument(
+        "--forwarding", action="store_true", help="telemetry among the transport agents of several hosts"
+    )
     parser.add_argument("--failover", action="store_true", help="also lose and replace masters")
     parser.add_argument("--stalls", action="store_true", help="also let programs hang, be slow, or be busy")
     parser.add_argument("--resume", action="store_true", help="all peers are killed, and come back")
@@ -280,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = run_several if options.runs else run
         run = run_stalls if options.stalls else run_resume if options.resume else run
         run = run_shares if options.shares else run
-        run = run_regions if options.regions else run
+        run = run_regions if options.regions else run_forwarding if options.forwarding else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
@@ -290,9 +299,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_many(first, options.seeds, options.jobs, console, rounds, round_batch)
         show_counts(rounds, "rounds of probing", first, console)
         return 1 if rounds.failures else 0
-    if options.agents:
+    if options.agents or options.forwarding:
         agents = AgentTotal()
-        run_many(first, options.seeds, options.jobs, console, agents, run_agent_batch)
+        agent_batch = run_forwarding_batch if options.forwarding else run_agent_batch
+        run_many(first, options.seeds, options.jobs, console, agents, agent_batch)
         show_counts(agents, "transport agents", first, console)
         return 1 if agents.failures else 0
     total = Total()

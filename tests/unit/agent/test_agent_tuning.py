@@ -89,7 +89,7 @@ def test_a_longer_interval_decides_less_often() -> None:
 
 @pytest.mark.parametrize(("stale_ms", "is_known"), [(100, False), (10_000, True)])
 def test_staleness_decides_how_long_a_queue_is_known(stale_ms: int, is_known: bool) -> None:
-    table = QueueTable(AgentTuning(stale_ms=stale_ms).telemetry())
+    table = TelemetryIngest(table=QueueTable(AgentTuning(stale_ms=stale_ms).telemetry())).table
     source, destination = map(address_number, PATHS[1])
     table.add_observation(0, 10**18, Congestion(source, destination, 1, 150, 9), 10**18)
     assert (table.reading(500 * MS, source, destination, 1) is not None) is is_known

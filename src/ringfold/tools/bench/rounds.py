@@ -108,6 +108,7 @@ def command(
     long_rounds: Annotated[int, typer.Option(help="Rounds of a row with windows of 4 s; 0: none.", min=0)] = 5,
     kinds: Annotated[str, typer.Option(help="Kinds of round, comma-separated.")] = ",".join(KINDS),
     regions: Annotated[int, typer.Option(help="Only recorded nodes, without relays and with so many.", min=0)] = 0,
+    match: Annotated[str, typer.Option(help="Only rows with this in their names, such as '4000 ms' or 'frozen'.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
@@ -115,6 +116,11 @@ def command(
     counts, wanted = _numbers(nodes), _kinds(kinds)
     skipped: dict[str, str] = {}
     cases = plan_regions(counts, regions, rounds) if regions else plan(counts, wanted, rounds, long_rounds, skipped)
+    if match:
+        names = [case.text for case in cases]
+        cases = [case for case in cases if match in case.text]
+        if not cases:
+            raise typer.BadParameter(f"no row has {match!r} in its name; there are: {'; '.join(names)}")
     rows: list[Row] = []
     with reports.guarded(as_json=as_json) as progress:
         task = progress.add_task("starting", total=len(cases))
@@ -123,13 +129,13 @@ def command(
             rows.append(measure(case))
             progress.advance(task)
     notes = []
-    if not regions:
+    if not regions and not match:
         rows += [log_row(LOGGED, points=points) for points in (False, True)]
     if growth := growth_of(rows):
         rows.append(growth)
         notes.append(_growth_text(growth))
     settings: dict[str, object] = {"nodes": counts, "rounds": rounds, "long_rounds": long_rounds, "kinds": wanted}
-    settings["regions"] = regions
+    settings |= {"regions": regions, "match": match}
     result = reports.report("rounds", settings, rows, skipped=skipped, notes=notes)
     reports.finish(result, _sheets(rows), as_json=as_json, against_targets=check)
 
