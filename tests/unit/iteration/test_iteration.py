@@ -43,7 +43,7 @@ from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer,
 TIMING = LivenessTiming(heartbeat_s=5, inactive_after_s=30)
 
 
-class Stage:
+class SimStore:
     """A store, and a clock that moves only when somebody waits."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Stage:
         return Process(self, me, rules)
 
     def ranks(self, rules: Rules, **flavour: bool) -> list["Process"]:
-        """All of the world, in their first iteration together."""
+        """All ranks, in their first iteration."""
         processes = [self.rank(rank, rules, **flavour) for rank in range(rules.world)]
         for process in processes:
             process.arrives()
@@ -75,24 +75,24 @@ class Stage:
 
 
 class Process:
-    """One incarnation, whose courses are taken operation by operation."""
+    """One incarnation, whose steps are taken operation by operation."""
 
-    def __init__(self, stage: Stage, me: RankIdentity, rules: Rules) -> None:
-        self.stage, self.machine = stage, IterationMachine(me, rules, TIMING)
+    def __init__(self, store: SimStore, me: RankIdentity, rules: Rules) -> None:
+        self.store, self.machine = store, IterationMachine(me, rules, TIMING)
         self.fault: Callable[[StoreCall], Fault | None] = lambda call: None
         self.jump_ns = 0
         self.operations: list[Operation] = []
-        driver = MemoryDriver(stage.server, sleep=lambda s: None, fault=lambda call: self.fault(call))
+        driver = MemoryDriver(store.server, sleep=lambda s: None, fault=lambda call: self.fault(call))
         self.driver = driver
-        self.client = StoreClient(driver, prefix="run", timeout_s=0.001, now_ns=lambda: 0, nonce=f"g{stage.count}")
+        self.client = StoreClient(driver, prefix="run", timeout_s=0.001, now_ns=lambda: 0, nonce=f"g{store.count}")
         self._waiting: tuple[Steps[BegunIteration], WaitFor] | None = None
 
     @property
     def now_ns(self) -> int:
-        return self.stage.now_ns + self.jump_ns
+        return self.store.now_ns + self.jump_ns
 
     def register(self) -> None:
-        self._over(self.machine.register(self.now_ns, 600))
+        self._run_to_end(self.machine.register(self.now_ns, 600))
 
     def next(self, timeout_s: float = 600, finished: int = NONE_YET) -> BegunIteration:
         """The next iteration, which must be there without waiting for anybody."""
@@ -107,54 +107,54 @@ class Process:
         return self.machine.hold
 
     def goes_on(self) -> BegunIteration:
-        """Who waited looks again, and must be handed the next iteration now."""
+        """A process that waited reads again, and must get the next iteration now."""
         begun = self.looks_again()
         assert begun is not None, f"it still waits: {self.machine.hold}"
         return begun
 
     def looks_again(self) -> BegunIteration | None:
         assert self._waiting is not None
-        course, wait = self._waiting
-        return self._advance(course, StoreReply(self.now_ns, self.client.get(wait.key)))
+        steps, wait = self._waiting
+        return self._advance(steps, StoreReply(self.now_ns, self.client.get(wait.key)))
 
-    def beats(self) -> None:
-        """Show life once."""
-        course = self.machine.send_heartbeats()
-        operation = next(course)
+    def sends_heartbeat(self) -> None:
+        """Send a heartbeat, once."""
+        steps = self.machine.send_heartbeats()
+        operation = next(steps)
         while not isinstance(operation, Pause):
-            operation = send_reply(course, StoreReply(self.now_ns, self._asked(operation)))
+            operation = send_reply(steps, StoreReply(self.now_ns, self._call_store(operation)))
 
     def leaves(self) -> None:
-        self._over(self.machine.leave(self.now_ns, 5))
+        self._run_to_end(self.machine.leave(self.now_ns, 5))
 
     def arrives(self) -> None:
-        self._over(self.machine.arrive(self.now_ns, 600))
+        self._run_to_end(self.machine.arrive(self.now_ns, 600))
 
-    def _over(self, course: Steps[None]) -> None:
+    def _run_to_end(self, steps: Steps[None]) -> None:
         answer: StoreReply | None = None
         while True:
             try:
-                operation = next(course) if answer is None else send_reply(course, answer)
+                operation = next(steps) if answer is None else send_reply(steps, answer)
             except StopIteration:
                 return
-            answer = StoreReply(self.now_ns, self._asked(operation))
+            answer = StoreReply(self.now_ns, self._call_store(operation))
 
-    def _advance(self, course: Steps[BegunIteration], answer: StoreReply | None) -> BegunIteration | None:
+    def _advance(self, steps: Steps[BegunIteration], answer: StoreReply | None) -> BegunIteration | None:
         while True:
             try:
-                operation = next(course) if answer is None else send_reply(course, answer)
+                operation = next(steps) if answer is None else send_reply(steps, answer)
             except StopIteration as over:
                 return over.value  # type: ignore[no-any-return]
             if isinstance(operation, WaitFor):
                 entry = self.client.get(operation.key)
                 if version_of(entry) == operation.seen:
-                    self._waiting = course, operation
+                    self._waiting = steps, operation
                     return None
                 answer = StoreReply(self.now_ns, entry)
                 continue
-            answer = StoreReply(self.now_ns, self._asked(operation))
+            answer = StoreReply(self.now_ns, self._call_store(operation))
 
-    def _asked(self, operation: Operation) -> StoreOutcome:
+    def _call_store(self, operation: Operation) -> StoreOutcome:
         self.operations.append(operation)
         try:
             match operation:
@@ -169,9 +169,9 @@ class Process:
                 case Heartbeat(key, value):
                     self.client.set(key, value)
                 case Pause(seconds):
-                    self.stage.now_ns += round(seconds * NS)
+                    self.store.now_ns += round(seconds * NS)
                 case WaitFor():
-                    raise AssertionError("a course that must not wait waits")
+                    raise AssertionError("steps that must not wait do wait")
         except RingfoldError as error:
             return error
         return None
@@ -183,13 +183,13 @@ def fails_once(kind: str, key: str, fault: Fault) -> Callable[[StoreCall], Fault
     return lambda call: left.pop() if left and call.kind == kind and call.key.endswith(key) else None
 
 
-def until_given_up(stage: Stage, waiting: Process, alive: list[Process], seconds: int = 60) -> BegunIteration:
-    """Let time pass, in which some show life and one looks, until it goes on."""
+def until_excluded(store: SimStore, waiting: Process, alive: list[Process], seconds: int = 60) -> BegunIteration:
+    """Let time pass: some processes send heartbeats, one waits, until it gets the next iteration."""
     for second in range(seconds):
-        stage.now_ns += NS
+        store.now_ns += NS
         if second % 5 == 0:
             for process in alive:
-                process.beats()
+                process.sends_heartbeat()
         begun = waiting.looks_again()
         if begun is not None:
             return begun
@@ -199,24 +199,24 @@ def until_given_up(stage: Stage, waiting: Process, alive: list[Process], seconds
 # The classic scenarios
 
 
-def test_a_rank_that_crashes_in_training_is_given_up_and_no_other() -> None:
-    stage = Stage()
-    zero, one, _ = stage.ranks(Rules(3))
+def test_a_rank_that_crashes_in_training_is_excluded_and_no_other() -> None:
+    store = SimStore()
+    zero, one, _ = store.ranks(Rules(3))
     one.waits()
     zero.waits()
-    begun = until_given_up(stage, zero, [zero, one])
+    begun = until_excluded(store, zero, [zero, one])
     assert (begun.iteration, begun.members) == (1, (0, 1))
-    assert 30 <= stage.now_ns / NS <= 35
+    assert 30 <= store.now_ns / NS <= 35
     assert one.goes_on().members == (0, 1)
 
 
 def test_the_early_restart_race_is_no_race() -> None:
     """A rank that restarts before anybody misses it does the iteration again, and the others wait for that."""
-    stage = Stage()
-    zero, old = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, old = store.ranks(Rules(2))
     zero.waits()
     old.arrives()  # and dies: what it says it has done is not in its successor
-    again = stage.rank(1, Rules(2))
+    again = store.rank(1, Rules(2))
     assert again.next().iteration == 0
     assert again.machine.resumed is not None
     assert not again.machine.resumed.has_moved
@@ -227,9 +227,9 @@ def test_the_early_restart_race_is_no_race() -> None:
     assert zero.goes_on().iteration == 1
 
 
-def test_a_winner_that_dies_after_winning_leaves_nothing_undone() -> None:
-    stage = Stage()
-    winner, one, two = stage.ranks(Rules(3))
+def test_a_rank_that_dies_after_writing_the_record_leaves_nothing_undone() -> None:
+    store = SimStore()
+    winner, one, two = store.ranks(Rules(3))
     one.waits()
     two.waits()
     winner.fault = fails_once("write", "/record", "crash after")
@@ -239,30 +239,30 @@ def test_a_winner_that_dies_after_winning_leaves_nothing_undone() -> None:
     assert two.goes_on() == BegunIteration(1, (0, 1, 2), 0, False)
     one.waits()
     two.waits()
-    assert until_given_up(stage, one, [one, two]).members == (1, 2)
+    assert until_excluded(store, one, [one, two]).members == (1, 2)
 
 
-def test_a_last_one_that_dies_before_it_tries_does_not_stop_the_others() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+def test_the_last_rank_to_arrive_dies_before_it_writes_and_the_others_continue() -> None:
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     zero.waits()
     one.fault = fails_once("write", "/record", "crash")
     with pytest.raises(Crashed):
         one.next()
-    assert until_given_up(stage, zero, [zero]).iteration == 1
+    assert until_excluded(store, zero, [zero]).iteration == 1
 
 
-def test_of_two_processes_with_one_rank_the_newer_speaks_and_the_older_is_told() -> None:
-    stage = Stage()
-    zero, old = stage.ranks(Rules(2))
-    new = stage.rank(1, Rules(2))
+def test_of_two_processes_with_one_rank_the_older_is_superseded() -> None:
+    store = SimStore()
+    zero, old = store.ranks(Rules(2))
+    new = store.rank(1, Rules(2))
     new.register()
-    version = stage.record.version
+    version = store.record.version
     for call in (old.next, old.next, old.arrives):
         with pytest.raises(Superseded) as told:
             call()
     assert (told.value.rank, told.value.successor) == (1, new.machine.me.incarnation)
-    assert stage.record.version == version
+    assert store.record.version == version
     assert new.machine.fence > old.machine.fence
     zero.waits()
     new.next()
@@ -271,29 +271,29 @@ def test_of_two_processes_with_one_rank_the_newer_speaks_and_the_older_is_told()
 
 
 def test_when_all_ranks_restart_they_go_on_where_they_were() -> None:
-    stage = Stage()
-    for process in (first := stage.ranks(Rules(3)))[:-1]:
+    store = SimStore()
+    for process in (first := store.ranks(Rules(3)))[:-1]:
         process.waits()
     first[-1].next()  # only this one has begun 1 when all of them die
-    again = [stage.rank(rank, Rules(3)) for rank in range(3)]
+    again = [store.rank(rank, Rules(3)) for rank in range(3)]
     assert [process.next().iteration for process in again] == [1, 1, 1]
     assert [process.machine.resumed.last for process in again if process.machine.resumed] == [1, 1, 1]
 
 
 def test_a_store_that_restarts_is_waited_for() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     zero.waits()
     down = iter(["unreachable"] * 6)
     one.fault = lambda call: next(down, None)  # type: ignore[return-value]
     assert one.next().iteration == 1
-    assert stage.now_ns > 0
+    assert store.now_ns > 0
     assert zero.goes_on().iteration == 1
 
 
-def test_a_store_that_stays_away_is_an_error_and_no_number() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+def test_a_store_that_stays_unreachable_is_an_error() -> None:
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     zero.waits()
     one.fault = lambda call: "unreachable"
     with pytest.raises(StoreUnreachable):
@@ -303,32 +303,32 @@ def test_a_store_that_stays_away_is_an_error_and_no_number() -> None:
 
 
 def test_a_store_that_was_emptied_is_refused() -> None:
-    stage = Stage()
-    zero, _ = stage.ranks(Rules(2))
-    stage.server.wipe()
+    store = SimStore()
+    zero, _ = store.ranks(Rules(2))
+    store.server.wipe()
     for _ in range(2):
         with pytest.raises(StoreReset):
             zero.next()
-    assert stage.server.entries == {}
+    assert store.server.entries == {}
 
 
 def test_a_store_that_went_back_is_refused() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
-    snapshot = stage.server.snapshot()
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
+    snapshot = store.server.snapshot()
     zero.waits()
     one.next()
     zero.goes_on()
-    stage.server.restore(snapshot)
+    store.server.restore(snapshot)
     with pytest.raises(StoreWentBack):
         zero.next()
 
 
 def test_a_record_that_went_back_is_refused_though_the_store_did_not() -> None:
     """A snapshot that has overtaken the revision a client remembers is known by the record's own version."""
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
-    old = stage.server.entries["run/iteration/record"]
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
+    old = store.server.entries["run/iteration/record"]
     zero.waits()
     one.next()
     zero.goes_on()
@@ -340,34 +340,34 @@ def test_a_record_that_went_back_is_refused_though_the_store_did_not() -> None:
 
 
 def test_a_store_that_went_back_and_has_overtaken_what_a_rank_knew_is_refused() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
-    snapshot = stage.server.snapshot()
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
+    snapshot = store.server.snapshot()
     zero.waits()
     one.next()
     zero.goes_on()
-    stage.server.restore(snapshot)
+    store.server.restore(snapshot)
     known = zero.client.generation.revision
-    again = stage.rank(1, Rules(2))
+    again = store.rank(1, Rules(2))
     again.next()
-    while stage.server.generation is None or stage.server.generation.revision <= known:
-        again.beats()
-    stage.rank(1, Rules(2)).next()
+    while store.server.generation is None or store.server.generation.revision <= known:
+        again.sends_heartbeat()
+    store.rank(1, Rules(2)).next()
     with pytest.raises(StoreWentBack, match="is not a successor of"):
         zero.next()
 
 
 def test_a_minority_behind_a_partition_waits_with_a_quorum() -> None:
-    stage = Stage()
-    five = stage.ranks(Rules(5, 1, "majority"))
+    store = SimStore()
+    five = store.ranks(Rules(5, 1, "majority"))
     five[0].waits()
     hold = five[1].waits()
     for _ in range(100):
-        stage.now_ns += NS
+        store.now_ns += NS
         assert five[0].looks_again() is None
         assert five[1].looks_again() is None
         for process in five[:2]:
-            process.beats()
+            process.sends_heartbeat()
         assert five[0].machine.hold is not None
         hold = five[0].machine.hold
     assert hold.missing == (2, 3, 4)
@@ -378,23 +378,23 @@ def test_a_minority_behind_a_partition_waits_with_a_quorum() -> None:
 
 
 def test_a_minority_goes_on_without_a_quorum() -> None:
-    stage = Stage()
-    five = stage.ranks(Rules(5))
+    store = SimStore()
+    five = store.ranks(Rules(5))
     five[0].waits()
     five[1].waits()
-    assert until_given_up(stage, five[0], five[:2]).members == (0, 1)
+    assert until_excluded(store, five[0], five[:2]).members == (0, 1)
 
 
 @pytest.mark.parametrize("has_leases", [True, False])
-def test_a_clock_that_jumps_by_an_hour_gives_nobody_up(has_leases: bool) -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2), has_leases=has_leases)
+def test_a_clock_that_jumps_by_an_hour_excludes_nobody(has_leases: bool) -> None:
+    store = SimStore()
+    zero, one = store.ranks(Rules(2), has_leases=has_leases)
     zero.waits(timeout_s=20_000)
     for _ in range(3):
         zero.jump_ns += 3_600 * NS
         assert zero.looks_again() is None
-        stage.now_ns += 5 * NS
-        one.beats()
+        store.now_ns += 5 * NS
+        one.sends_heartbeat()
     assert one.next().members == (0, 1)
 
 
@@ -404,55 +404,55 @@ def test_a_clock_that_jumps_by_an_hour_gives_nobody_up(has_leases: bool) -> None
 @pytest.mark.parametrize("fault", ["lost reply", "late"])
 @pytest.mark.parametrize("key", ["/record", "/arrived", "/alive"])
 def test_a_lost_answer_changes_nothing_about_what_is_agreed(fault: Fault, key: str) -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     one.fault = fails_once("write", key, fault)
     zero.fault = fails_once("write", key, fault)
     zero.waits()
     begun = one.next()
     one.driver.deliver_late()
     zero.driver.deliver_late()
-    one.beats()
-    assert (begun.iteration, stage.record.iteration) == (1, 1)
+    one.sends_heartbeat()
+    assert (begun.iteration, store.record.iteration) == (1, 1)
     assert zero.goes_on().iteration == 1
 
 
-def test_a_winner_that_lost_its_answer_knows_itself_by_the_nonce() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+def test_a_writer_that_lost_its_answer_finds_its_own_nonce() -> None:
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     zero.waits()
     one.fault = fails_once("write", "/record", "lost reply")
     assert one.next().is_winner
-    assert stage.record.nonce.startswith(one.machine.me.incarnation)
+    assert store.record.nonce.startswith(one.machine.me.incarnation)
     assert not zero.goes_on().is_winner
 
 
 def test_a_registration_of_unknown_outcome_is_not_repeated_over_a_successor() -> None:
-    stage = Stage()
-    stage.ranks(Rules(2))
-    old, new = stage.rank(1, Rules(2)), stage.rank(1, Rules(2))
+    store = SimStore()
+    store.ranks(Rules(2))
+    old, new = store.rank(1, Rules(2)), store.rank(1, Rules(2))
     once = fails_once("write", "/record", "lost reply")
 
     def and_then(call: StoreCall) -> Fault | None:
-        if call.kind == "read" and stage.record.roster[1].incarnation == old.machine.me.incarnation:
+        if call.kind == "read" and store.record.roster[1].incarnation == old.machine.me.incarnation:
             new.register()  # after the write that lost its answer, and before that is looked into
         return once(call)
 
     old.fault = and_then
     with pytest.raises(Superseded):
         old.next()
-    assert stage.record.roster[1].incarnation == new.machine.me.incarnation
+    assert store.record.roster[1].incarnation == new.machine.me.incarnation
 
 
 # Coming, going, and what is left behind
 
 
 def test_a_newcomer_is_a_member_of_the_next_iteration() -> None:
-    stage = Stage()
+    store = SimStore()
     rules = Rules(2)
-    zero = stage.rank(0, rules)
+    zero = store.rank(0, rules)
     assert zero.next() == BegunIteration(0, (0,), 0, True)
-    one = stage.rank(1, rules)
+    one = store.rank(1, rules)
     assert one.waits().missing == (0,)
     assert zero.next().members == (0, 1)
     assert one.goes_on().members == (0, 1)
@@ -460,12 +460,12 @@ def test_a_newcomer_is_a_member_of_the_next_iteration() -> None:
 
 
 def test_a_rank_that_was_away_catches_up_and_learns_that_the_others_moved() -> None:
-    stage = Stage()
-    zero, _ = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, _ = store.ranks(Rules(2))
     zero.waits()
-    assert until_given_up(stage, zero, [zero]).iteration == 1
+    assert until_excluded(store, zero, [zero]).iteration == 1
     assert zero.next().iteration == 2
-    again = stage.rank(1, Rules(2))
+    again = store.rank(1, Rules(2))
     again.waits()
     assert again.machine.resumed is not None
     assert (again.machine.resumed.last, again.machine.resumed.iteration) == (0, 2)
@@ -476,46 +476,46 @@ def test_a_rank_that_was_away_catches_up_and_learns_that_the_others_moved() -> N
 
 def test_a_successor_that_has_finished_the_iteration_does_not_do_it_again() -> None:
     """What a predecessor did may live on elsewhere: in the peers of its group, or in a checkpoint."""
-    stage = Stage()
+    store = SimStore()
     rules = Rules(2, 2)
-    zero, _ = stage.ranks(rules)
-    successor = stage.rank(1, rules)
+    zero, _ = store.ranks(rules)
+    successor = store.rank(1, rules)
     assert successor.waits(finished=0).missing == (0,)
     assert zero.next().iteration == 1
     assert successor.goes_on() == BegunIteration(1, (0, 1), 0, False)
 
 
-def test_a_successor_is_handed_what_its_predecessor_could_tell_nobody() -> None:
-    stage = Stage()
+def test_a_successor_gets_the_iteration_that_its_predecessor_began() -> None:
+    store = SimStore()
     rules = Rules(2, 2)
-    zero, one = stage.ranks(rules)
+    zero, one = store.ranks(rules)
     zero.arrives()
     assert one.next().iteration == 1  # and dies at once
-    assert stage.rank(1, rules).next(finished=0).iteration == 1
+    assert store.rank(1, rules).next(finished=0).iteration == 1
 
 
-def test_who_has_finished_what_nobody_agreed_on_is_of_another_history() -> None:
-    stage = Stage()
+def test_a_rank_that_finished_an_iteration_nobody_agreed_on_is_refused() -> None:
+    store = SimStore()
     rules = Rules(2, 2)
-    stage.ranks(rules)
+    store.ranks(rules)
     with pytest.raises(UsageError, match="finished iteration 5, but the ranks have only agreed on 0"):
-        stage.rank(1, rules).next(finished=5)
+        store.rank(1, rules).next(finished=5)
 
 
-def test_a_rank_that_was_only_slow_to_show_life_comes_back_as_itself() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+def test_a_rank_whose_heartbeat_was_late_comes_back_with_its_incarnation() -> None:
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     zero.waits()
-    until_given_up(stage, zero, [zero])
+    until_excluded(store, zero, [zero])
     assert one.waits().missing == (0,)
     assert zero.next().members == (0, 1)
     begun = one.goes_on()
     assert (begun.iteration, begun.missed) == (2, 1)
 
 
-def test_who_leaves_is_not_waited_for_and_not_counted() -> None:
-    stage = Stage()
-    zero, one, two = stage.ranks(Rules(3, 1, "majority"))
+def test_a_rank_that_left_is_not_waited_for() -> None:
+    store = SimStore()
+    zero, one, two = store.ranks(Rules(3, 1, "majority"))
     one.leaves()
     two.leaves()
     assert zero.next().members == (0,)
@@ -524,42 +524,42 @@ def test_who_leaves_is_not_waited_for_and_not_counted() -> None:
 
 
 def test_a_member_that_left_does_its_iteration_again_if_it_is_still_on() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     zero.leaves()
     one.leaves()
-    assert [stage.rank(rank, Rules(2)).next().iteration for rank in (0, 1)] == [0, 0]
+    assert [store.rank(rank, Rules(2)).next().iteration for rank in (0, 1)] == [0, 0]
 
 
 def test_nothing_is_left_of_past_iterations_and_incarnations() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     for _ in range(20):
         zero.waits()
         one.next()
         zero.goes_on()
-    again = stage.rank(1, Rules(2))
+    again = store.rank(1, Rules(2))
     again.next()
     names = [process.machine.me.incarnation for process in (zero, again)]
     kept = {f"ranks/{rank}/{name}/{key}" for rank, name in enumerate(names) for key in ("alive", "arrived")}
-    assert set(stage.keys()) <= kept | {"record"}
+    assert set(store.keys()) <= kept | {"record"}
 
 
 def test_what_a_superseded_incarnation_wrote_late_is_removed() -> None:
-    stage = Stage()
-    zero, old = stage.ranks(Rules(2))
-    new = stage.rank(1, Rules(2))
+    store = SimStore()
+    zero, old = store.ranks(Rules(2))
+    new = store.rank(1, Rules(2))
     new.next()
     old.client.set(f"iteration/ranks/1/{old.machine.me.incarnation}/arrived", b"0")
     zero.waits()
     new.next()
-    assert old.machine.me.incarnation not in " ".join(stage.keys())
+    assert old.machine.me.incarnation not in " ".join(store.keys())
 
 
 @pytest.mark.parametrize("world", [2, 20])
 def test_where_the_store_lists_the_reads_of_a_rank_do_not_grow_with_the_ranks(world: int) -> None:
-    stage = Stage()
-    processes = stage.ranks(Rules(world))
+    store = SimStore()
+    processes = store.ranks(Rules(world))
     for process in processes:
         process.operations.clear()
     for process in processes[:-1]:
@@ -571,8 +571,8 @@ def test_where_the_store_lists_the_reads_of_a_rank_do_not_grow_with_the_ranks(wo
 
 @pytest.mark.parametrize("world", [2, 20, 128])
 def test_where_versions_count_writes_only_the_last_rank_looks_at_the_others(world: int) -> None:
-    stage = Stage()
-    processes = stage.ranks(Rules(world), counts_writes=True)
+    store = SimStore()
+    processes = store.ranks(Rules(world), counts_writes=True)
     for turn in range(3):
         for process in processes:
             process.operations.clear()
@@ -593,8 +593,8 @@ def test_where_versions_count_writes_only_the_last_rank_looks_at_the_others(worl
 
 def test_a_rank_that_came_early_looks_again_when_it_has_waited() -> None:
     """The last one writes its arrival, and dies before it looks."""
-    stage = Stage()
-    zero, one, two = stage.ranks(Rules(3), counts_writes=True)
+    store = SimStore()
+    zero, one, two = store.ranks(Rules(3), counts_writes=True)
     zero.waits()
     one.waits()
     two.arrives()
@@ -603,11 +603,11 @@ def test_a_rank_that_came_early_looks_again_when_it_has_waited() -> None:
 
 def test_a_change_of_the_record_in_the_iteration_does_not_hide_arrivals() -> None:
     """Its version is higher than those of the arrivals before it."""
-    stage = Stage()
-    processes = stage.ranks(Rules(4), counts_writes=True)
+    store = SimStore()
+    processes = store.ranks(Rules(4), counts_writes=True)
     for process in processes[:2]:
         process.waits()
-    again = stage.rank(2, Rules(4), counts_writes=True)
+    again = store.rank(2, Rules(4), counts_writes=True)
     again.register()
     assert again.next().iteration == 0
     again.waits()
@@ -615,8 +615,8 @@ def test_a_change_of_the_record_in_the_iteration_does_not_hide_arrivals() -> Non
 
 
 def test_where_the_store_cannot_list_the_roster_says_whom_to_ask_for() -> None:
-    stage = Stage()
-    processes = stage.ranks(Rules(4), can_list=False)
+    store = SimStore()
+    processes = store.ranks(Rules(4), can_list=False)
     for process in processes[:-1]:
         assert process.waits().missing
     assert processes[-1].next().members == (0, 1, 2, 3)
@@ -624,21 +624,21 @@ def test_where_the_store_cannot_list_the_roster_says_whom_to_ask_for() -> None:
 
 
 def test_keys_of_somebody_else_are_left_alone() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     one.client.set("iteration/ranks/arrived", b"not ours")
     for _ in range(50):
-        stage.now_ns += 2 * NS
-        one.beats()
+        store.now_ns += 2 * NS
+        one.sends_heartbeat()
         zero.waits()
         one.next()
         zero.goes_on()
-    assert "run/iteration/ranks/arrived" in stage.server.entries
+    assert "run/iteration/ranks/arrived" in store.server.entries
 
 
 def test_an_arrival_that_is_no_number_counts_for_nothing() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     one.client.set(f"iteration/ranks/1/{one.machine.me.incarnation}/arrived", b"what?")
     assert zero.waits().missing == (1,)
     assert one.next().iteration == 1
@@ -648,11 +648,11 @@ def test_an_arrival_that_is_no_number_counts_for_nothing() -> None:
 
 
 def test_a_deadline_names_who_is_waited_for_and_one_may_call_again() -> None:
-    stage = Stage()
-    zero, one, two = stage.ranks(Rules(3))
+    store = SimStore()
+    zero, one, two = store.ranks(Rules(3))
     one.waits()
     zero.waits(timeout_s=20)
-    stage.now_ns += 25 * NS
+    store.now_ns += 25 * NS
     with pytest.raises(DeadlineExceeded, match="rank 2 of 3 members") as overdue:
         zero.looks_again()
     assert overdue.value.peers == (2,)
@@ -662,15 +662,15 @@ def test_a_deadline_names_who_is_waited_for_and_one_may_call_again() -> None:
 
 
 def test_ranks_below_min_ranks_wait_for_more() -> None:
-    stage = Stage()
-    zero, one = stage.rank(0, Rules(3, 2)), stage.rank(1, Rules(3, 2))
+    store = SimStore()
+    zero, one = store.rank(0, Rules(3, 2)), store.rank(1, Rules(3, 2))
     assert "1 of at least 2" in zero.waits().reason
     assert one.next().members == (0, 1)
 
 
 def test_the_states_follow_one_another() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     assert zero.machine.state is State.TRAINING
     zero.waits()
     assert zero.machine.state is State.READY
@@ -680,8 +680,8 @@ def test_the_states_follow_one_another() -> None:
 
 
 def test_every_change_of_state_is_remembered_with_its_iteration() -> None:
-    stage = Stage()
-    zero, one = stage.ranks(Rules(2))
+    store = SimStore()
+    zero, one = store.ranks(Rules(2))
     for process in (zero, one):
         process.machine.changes.clear()
     zero.waits()
@@ -709,15 +709,15 @@ def test_the_states_and_a_callback_show_every_new_iteration(tmp_path: Path, capl
 
 
 def test_a_finished_run_needs_no_members_to_be_seen_as_finished() -> None:
-    stage = Stage()
+    store = SimStore()
     rules = Rules(2, 2)
-    zero, one = stage.ranks(rules)
+    zero, one = store.ranks(rules)
     one.waits()
     zero.next()
     one.goes_on()
     zero.leaves()
     one.leaves()
-    late = stage.rank(1, rules)
+    late = store.rank(1, rules)
     late.machine.until = 1
     assert late.next().iteration == 1
 
@@ -804,10 +804,10 @@ def test_what_is_no_record_is_refused(value: bytes) -> None:
 
 
 def test_ranks_with_different_rules_are_told_both() -> None:
-    stage = Stage()
-    stage.rank(0, Rules(2)).next()
+    store = SimStore()
+    store.rank(0, Rules(2)).next()
     with pytest.raises(UsageError, match=r"quorum='majority'.*quorum=None"):
-        stage.rank(1, Rules(2, 1, "majority")).next()
+        store.rank(1, Rules(2, 1, "majority")).next()
 
 
 @pytest.mark.parametrize(
@@ -835,23 +835,23 @@ def watch(*, has_leases: bool = False) -> LivenessMonitor:
     return LivenessMonitor(has_leases=has_leases, inactive_after_ns=30 * NS, absent_ns=5 * NS)
 
 
-def test_a_version_that_changes_is_life() -> None:
+def test_a_rank_whose_version_changes_is_alive() -> None:
     seen = watch()
     assert not any(seen.observe(second * NS, "a", second // 5) for second in range(1, 300))
 
 
-def test_a_version_that_stands_still_is_death_after_the_whole_time() -> None:
+def test_a_rank_whose_version_stands_still_is_inactive_after_the_timeout() -> None:
     seen = watch()
     assert next(second for second in range(60) if seen.observe(second * NS, "a", 7)) == 30
 
 
-def test_a_lease_that_is_there_is_life_whatever_its_version() -> None:
+def test_a_rank_with_a_lease_is_alive_whatever_its_version() -> None:
     seen = watch(has_leases=True)
     assert not any(seen.observe(second * NS, "a", 7) for second in range(300))
     assert next(second for second in range(300, 400) if seen.observe(second * NS, "a", 0)) == 305
 
 
-def test_an_observer_that_was_away_does_not_judge() -> None:
+def test_an_observer_that_was_paused_excludes_nobody() -> None:
     seen = watch()
     seen.observe(0, "a", 7)
     assert not seen.observe(3_600 * NS, "a", 7)
