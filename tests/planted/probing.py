@@ -167,7 +167,7 @@ class IgnoresNeighbourLists(RoundMaster):
     def _given_edges(self, members: Iterable[NodeConnected]) -> list[tuple[NodeId, NodeId]]:
         nodes = sorted(member.node for member in members)
         listeners = [node for node in nodes if self._members[node].listen_only]
-        return self._draw_edges(nodes, listeners, self.settings.neighbours, self.settings.seed)
+        return self._draw_edges(nodes, listeners, self.settings.neighbours, self.settings.seed) if nodes[1:] else []
 
 
 class HandsDownClocks(RoundMaster):

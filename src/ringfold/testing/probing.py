@@ -315,10 +315,15 @@ class RoundSimulation:
 
     def _leave(self, node: SimNode) -> None:
         """For good; but enough stay."""
-        stay = [each for each in self.world.nodes if not each.has_left and not each.listen_only and each is not node]
-        if len(stay) >= 2:
+        if sum(each is not node for each in self._probers()) >= 2:
             node.has_left = True
             node.stop()
+
+    def _probers(self) -> list[SimNode]:
+        """The nodes that probe: where neighbour lists were given, those that have one."""
+        lists = self.scenario.settings.graph
+        nodes = [node for node in self.world.nodes if not node.has_left and not node.listen_only]
+        return [node for node in nodes if not lists or node.name in lists]
 
     def _remember(self) -> None:
         """Somebody comes who has seen a much later round of this master."""
@@ -381,9 +386,7 @@ class RoundSimulation:
         if not self._is_healed or self.world.master is None or self.world.master.asked:
             return False
         world, history = self.world, self.world.history
-        probers = [node for node in world.nodes if not node.has_left and not node.listen_only]
-        if lists := self.scenario.settings.graph:
-            probers = [node for node in probers if node.name in lists]
+        probers = self._probers()
         if self.scenario.settings.kind == "local":
             before = self._healed_exports
             return all(history.exports.get(node.process, 0) > before.get(node.process, 0) for node in probers)

@@ -17,7 +17,8 @@ of it, as everywhere: that is what the certified bounds are for.
 
 *Steps.* If a filter's prediction is off by more than `gate` allows, a clock has stepped, or the delay of one direction
 has changed: it starts again from the window. The combined line must lie inside the certified corridor of the newest
-window wherever the line of that window does; if not, the edge starts again. So no former window overrules a proof.
+window wherever the line of that window does; if not, the edge starts again. So no former window overrules a proof. An
+edge that starts again keeps the caution in its standard error, or the graph would believe it more than those that hold.
 """
 
 from collections.abc import Sequence
@@ -109,12 +110,13 @@ def combine(
     if not len(edges):
         return Combined(edges, np.empty(0, np.int64), filters)
     fresh = _fresh(edges, names, settings)
-    bank = _updated(edges, fresh, *_known(filters, names, fresh), settings)
-    combined, windows = _line(edges, bank, settings)
+    before, is_continued = _known(filters, names, fresh)
+    bank = _updated(edges, fresh, before, is_continued, settings)
+    combined, windows = _line(edges, bank, is_continued, settings)
     is_proven_wrong = _leaves_corridor(combined) & ~_leaves_corridor(edges)
     if is_proven_wrong.any():
         bank = _where(is_proven_wrong, fresh, bank)
-        combined, windows = _line(edges, bank, settings)
+        combined, windows = _line(edges, bank, is_continued, settings)
     settled = replace(bank, beta=combined.beta, state=_rebased(bank, combined.beta))
     return Combined(combined, windows, _merged(filters, settled))
 
@@ -219,8 +221,13 @@ def _predicted(before: EdgeFilters, since_ns: Floats, wanders: Floats) -> tuple[
     return state, covariance
 
 
-def _line(edges: Edges, bank: EdgeFilters, settings: FilterSettings) -> tuple[Edges, Ints]:
-    """The mean of each bank as a line, with its standard errors; and how many windows it is made of, on average."""
+def _line(
+    edges: Edges, bank: EdgeFilters, is_continued: npt.NDArray[np.bool_], settings: FilterSettings
+) -> tuple[Edges, Ints]:
+    """The mean of each bank as a line, with its standard errors; and how many windows it is made of, on average.
+
+    `is_continued` are the edges that had former windows.
+    """
     share = bank.probability
     offset, alpha = ((share * bank.state[:, :, which]).sum(axis=1) for which in (0, 1))
     apart = bank.state - np.stack([offset, alpha], axis=1)[:, None, :]
@@ -230,12 +237,13 @@ def _line(edges: Edges, bank: EdgeFilters, settings: FilterSettings) -> tuple[Ed
     sigma, sigma_alpha = (np.sqrt(variance + floor**2) for variance, floor in zip(variances, floors, strict=True))
     shift = -whole[:, None] + (edges.alpha - alpha)[:, None] * edges.half[:, None] * np.array([-1.0, 0.0, 1.0])
     is_alone = (bank.windows == 1).all(axis=1)  # then it is the line of the window itself
+    is_first = is_alone & ~is_continued
     combined = replace(
         edges,
         beta=edges.beta + whole.astype(np.int64),
         alpha=np.where(is_alone, edges.alpha, alpha),
-        sigma=np.where(is_alone, edges.sigma, sigma),
-        sigma_alpha=np.where(is_alone, edges.sigma_alpha, sigma_alpha),
+        sigma=np.where(is_first, edges.sigma, sigma),
+        sigma_alpha=np.where(is_first, edges.sigma_alpha, sigma_alpha),
         low=np.where(is_alone[:, None], edges.low, np.floor(edges.low + shift)),
         high=np.where(is_alone[:, None], edges.high, np.ceil(edges.high + shift)),
     )
