@@ -385,7 +385,7 @@ class RoundSimulation:
         """Whether, after all faults, a round with everybody is there, and nobody waits for an answer."""
         if not self._is_healed or self.world.master is None or self.world.master.asked:
             return False
-        world, history = self.world, self.world.history
+        history = self.world.history
         probers = self._probers()
         if self.scenario.settings.kind == "local":
             before = self._healed_exports
