@@ -14,7 +14,7 @@ FOUND_BY = {
     "no_fence": 4,
     "speaks_first": 6,
     "record_kept_back": 64,
-    "answers_kept_back": 167,
+    "answers_kept_back": 237,
     "not_waited_for": 1,
     "lost_answers": 16,
     "lost_admission": 3,
