@@ -51,9 +51,8 @@ class Link {
   }
 
   bool is_over() {
-    return std::all_of(ops_.begin(), ops_.end(), [&](const auto& op) {
-      return net.core(op.first).find(op.second)->state == OpState::finished;
-    });
+    return std::all_of(ops_.begin(), ops_.end(),
+                       [&](const auto& op) { return net.core(op.first).find(op.second)->state == OpState::finished; });
   }
 
   void end() {
@@ -125,7 +124,8 @@ double one_transfer(const std::vector<double>& rates, const Shares& shares, std:
   return segments_off(link.sent(), shares);
 }
 
-// Halves, and the second path is away for a quarter of the transfer: how far from halves it is from then on, in segments.
+// Halves, and the second path is away for a quarter of the transfer: how far from halves it is from then on, in
+// segments.
 double off_after_a_break(Planted planted) {
   Link link({1e-3, 1e-3}, 1, planted);
   link.share(fixed({50, 50}));
