@@ -268,13 +268,14 @@ void Core::charge(const Conn& conn, double bytes) {
   for (const auto& [id, other] : conns_) {
     if (same_link(other, conn) && other.mark_sent == spec_.epoch) earns[other.sharing.path] = true;
   }
+  if (planted_.absent_earns) earns.fill(true);
   double whole = 0;
   for (std::size_t path = 0; path < max_paths; ++path) {
     earns[path] = earns[path] && (advice.flags >> path & 1) == 0;
     whole += earns[path] ? shares[path] : 0;
   }
   for (std::size_t path = 0; path < max_paths; ++path) {
-    if (!earns[path] && !planted_.absent_earns) credits[path] = 0;
+    if (!earns[path]) credits[path] = 0;
     else if (whole > 0) credits[path] += shares[path] / whole * bytes;
   }
   if (earns[conn.sharing.path]) credits[conn.sharing.path] -= bytes;
