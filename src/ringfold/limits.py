@@ -2,5 +2,7 @@
 
 MAX_PATHS = 16
 """Paths of a link: of the addresses that a peer advertises, of a flow, and of the slots of the agent's hints."""
+MAX_TIMEOUT_S = 1e9
+"""About 30 years: more is infinite, which no clock can add."""
 MAX_KEYS = 100_000
 """Arrays of a shared state."""

@@ -263,6 +263,24 @@ def test_redis_is_signed_in_to_and_a_wrong_password_is_no_outage(server: Server)
     assert "wrong@" not in str(caught.value)
 
 
+@pytest.mark.parametrize("server", ["redis"], indirect=True)
+def test_a_redis_without_memory_refuses_writes_for_a_while(server: Server) -> None:
+    import redis
+
+    with open_store(server.url, prefix="faults", timeout_s=0.2) as store, redis.Redis(port=server.port) as control:
+        store.set("key", b"one")
+        control.execute_command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StoreUnreachable, match="memory"):
+            store.set("key", b"two")
+        control.execute_command("CONFIG", "SET", "maxmemory", "0")
+        assert store.set("key", b"three").value == b"three"
+        control.execute_command("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(StoreUnreachable, match="read only"):
+            store.set("key", b"four")
+        control.execute_command("REPLICAOF", "NO", "ONE")
+        assert store.set("key", b"five").value == b"five"
+
+
 @pytest.mark.parametrize("server", ["etcd"], indirect=True)
 def test_etcd_is_signed_in_to_and_a_wrong_password_is_no_outage(server: Server) -> None:
     def post(path: str, **what: object) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from ringfold.errors import UsageError
 from ringfold.iteration.operations import NS, ListKeys, Ns, ProgramCall, Steps
 from ringfold.iteration.record import Keys, RankIdentity, Record
+from ringfold.limits import MAX_TIMEOUT_S
 from ringfold.store.base import Entry, version_of
 
 _GAP = 4
@@ -36,7 +37,7 @@ class LivenessTiming:
     inactive_after_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not 0 < 2 * self.heartbeat_s <= self.inactive_after_s:
+        if not 0 < 2 * self.heartbeat_s <= self.inactive_after_s <= MAX_TIMEOUT_S:
             raise UsageError(
                 f"inactive_after_s must be twice heartbeat_s at least; got {self.inactive_after_s:g} and "
                 f"{self.heartbeat_s:g}"

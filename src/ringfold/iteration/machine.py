@@ -42,7 +42,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from ringfold.errors import DeadlineExceeded, StoreUnknown, StoreUnreachable, StoreWentBack, Superseded, UsageError
+from ringfold.errors import (
+    DeadlineExceeded,
+    StoreError,
+    StoreUnknown,
+    StoreUnreachable,
+    StoreWentBack,
+    Superseded,
+    UsageError,
+)
 from ringfold.iteration.liveness import LivenessTiming, RankObservation, RankObserver, finished_iteration
 from ringfold.iteration.operations import (
     CompareAndSet,
@@ -222,13 +230,17 @@ class IterationMachine:
         beat = 0
         while self.error is None and not self.has_left:
             beat += 1
-            reply = yield Heartbeat(self._alive, f"{self.me.incarnation} {beat}".encode(), self.timing.inactive_after_s)
-            is_sent = not isinstance(reply.outcome, StoreUnknown | StoreUnreachable)
-            if is_sent and self.fence and self.error is None and not self.has_left:
-                try:
+            value = f"{self.me.incarnation} {beat}".encode()
+            try:
+                reply = yield Heartbeat(self._alive, value, self.timing.inactive_after_s)
+                is_sent = not isinstance(reply.outcome, StoreUnknown | StoreUnreachable)
+                if is_sent and self.fence and self.error is None and not self.has_left:
                     yield from self.observe(reply.now_ns, self.timing.heartbeat_s)
-                except StoreUnreachable:
-                    is_sent = False
+            except StoreWentBack:
+                raise
+            except StoreError:
+                # Such as a full disk, or a server that is read-only for a while: the next heartbeat may succeed.
+                is_sent = False
             yield Pause(self.timing.heartbeat_s if is_sent else self.timing.heartbeat_s / 5)
 
     def is_dead(self, rank: int) -> bool:

@@ -6,13 +6,13 @@ heartbeats. They take turns by a lock. It is held while a step is computed, and 
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TypeVar, assert_never
 
 from msgspec import Struct
 
-from ringfold.errors import LeaseLost, RingfoldError, StoreError, StoreUnreachable, UsageError
+from ringfold.errors import DeadlineExceeded, LeaseLost, RingfoldError, StoreError, StoreUnreachable, UsageError
 from ringfold.iteration.liveness import LivenessTiming, RankObservation
 from ringfold.iteration.machine import BegunIteration, IterationMachine, Resumed, State, StateChange
 from ringfold.iteration.operations import (
@@ -31,6 +31,7 @@ from ringfold.iteration.operations import (
     send_reply,
 )
 from ringfold.iteration.record import NONE_YET, Hold, Quorum, RankIdentity, Record, Rules, decide
+from ringfold.limits import MAX_TIMEOUT_S
 from ringfold.runtime import clock, threads
 from ringfold.store import open_store
 from ringfold.store.base import Lease, Store
@@ -50,12 +51,11 @@ class StepsStopped(Exception):
 class StepRunner:
     """Runs steps on one store, and holds the lease that shows that this process is alive."""
 
-    def __init__(self, store: Store, between: Callable[[], None] = lambda: None) -> None:
-        """`between` is called after each step, in the thread that runs it."""
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._between = between
         self._lock = threads.Lock()
         self._lease: Lease | None = None
+        self._last_warning = ""
 
     def release_lease(self, timeout_s: float) -> None:
         """Release the lease, if there is one."""
@@ -63,21 +63,24 @@ class StepRunner:
             with suppress(StoreError):
                 self._lease.release(timeout_s)
 
-    def run(self, steps: Steps[Value], stop: threads.Event | None = None) -> Value:
-        """Run steps to their end; raises StepsStopped between two operations once `stop` is set."""
+    def run(
+        self, steps: Steps[Value], stop: threads.Event | None = None, between: Callable[[], None] = lambda: None
+    ) -> Value:
+        """Run steps to their end; raises StepsStopped between two operations once `stop` is set.
+
+        `between` is called after each step, also after one that raises.
+        """
         reply: StoreReply | None = None
         while True:
-            with self._lock:
-                try:
-                    operation = next(steps) if reply is None else send_reply(steps, reply)
-                except StopIteration as over:
-                    is_over, value = True, over.value
-                else:
-                    is_over = False
-            self._between()
-            if is_over:
-                result: Value = value
-                return result
+            try:
+                with self._lock:
+                    try:
+                        operation = next(steps) if reply is None else send_reply(steps, reply)
+                    except StopIteration as over:
+                        result: Value = over.value
+                        return result
+            finally:
+                between()
             outcome: StoreOutcome
             try:
                 outcome = self._execute(operation, stop)
@@ -101,12 +104,23 @@ class StepRunner:
             case WaitFor(key, seen, timeout_s):
                 return store.wait(key, seen, timeout_s)
             case Heartbeat(key, value, ttl_s):
-                self._send_heartbeat(key, value, ttl_s)
+                try:
+                    self._send_heartbeat(key, value, ttl_s)
+                except StoreError as error:
+                    self._warn(str(error))
+                    raise
+                self._last_warning = ""
             case Pause(seconds):
                 (stop or threads.Event()).wait(seconds)
             case _:
                 assert_never(operation)
         return None
+
+    def _warn(self, text: str) -> None:
+        """Log why there is no heartbeat; the same reason once."""
+        if text != self._last_warning:
+            _log.warning("the heartbeat was not written: %s", text)
+        self._last_warning = text
 
     def _send_heartbeat(self, key: str, value: bytes, ttl_s: float) -> None:
         """Hold the key by a lease, or write it again where there are none."""
@@ -149,6 +163,9 @@ class GlobalIteration:
 
     `on_state(state, iteration)` is called at every change of state (TRAINING, READY, CONSENSUS, ADVANCE,
     NEW_ITERATION), in the thread that calls `next` or `arrive`; what it raises is logged. `states` has the last ones.
+
+    One thread calls at a time; another one waits for its turn, as long as its own timeout. `close` ends a call that
+    waits in another thread, with `UsageError`. Neither may be called inside `on_state`.
     """
 
     def __init__(
@@ -168,8 +185,7 @@ class GlobalIteration:
     ) -> None:
         rules = Rules(world, min_ranks, quorum)
         timing = LivenessTiming(heartbeat_s=heartbeat_s, inactive_after_s=inactive_after_s)
-        if timeout_s <= 0:
-            raise UsageError(f"timeout_s must be positive, not {timeout_s}")
+        _checked_timeout(timeout_s)
         self._owns_store = isinstance(store, str)
         self._store: Store = open_store(store) if isinstance(store, str) else store
         me = RankIdentity(
@@ -189,10 +205,10 @@ class GlobalIteration:
         self._timeout_s = timeout_s
         self._until = until
         self._machine.until = until
-        self._runner = StepRunner(self._store, self._report_states)
+        self._runner = StepRunner(self._store)
         self._on_state, self._states_reported = on_state, 0
-        self._reporting = threads.Lock()
         self._calling = threads.Lock()
+        self._caller = 0  # the thread that holds it
         self._stop = threads.Event()
         self._heartbeats: threads.Thread | None = None
         self._fault: Exception | None = None
@@ -208,7 +224,7 @@ class GlobalIteration:
         StoreUnreachable (call again), Superseded or StoreWentBack (this process cannot continue); never returns a
         guess.
         """
-        return self._begin_call(self._machine.next, timeout_s).iteration
+        return self._begin_call("next", self._machine.next, timeout_s).iteration
 
     def next_after(self, finished: int, *, until: int | None = None, timeout_s: float | None = None) -> int:
         """`next` for a process that continues the work of an earlier one of its rank: all up to `finished` is done.
@@ -219,12 +235,12 @@ class GlobalIteration:
         """
         self._machine.until = self._until if until is None else until
         return self._begin_call(
-            lambda now_ns, limit_s: self._machine.next(now_ns, limit_s, finished), timeout_s
+            "next_after", lambda now_ns, limit_s: self._machine.next(now_ns, limit_s, finished), timeout_s
         ).iteration
 
     def arrive(self, timeout_s: float | None = None) -> None:
         """Mark the present iteration as finished here, without waiting for the others. `next` does that, too."""
-        self._begin_call(self._machine.arrive, timeout_s)
+        self._begin_call("arrive", self._machine.arrive, timeout_s)
 
     def __iter__(self) -> Iterator[int]:
         """The iterations, until `until`. The rank leaves when the loop is over, however it ends."""
@@ -243,11 +259,12 @@ class GlobalIteration:
         Without `leave` another process can continue for the rank; until then the others wait for it as if this one had
         crashed.
         """
-        with self._calling:
+        self._check_not_inside("close")
+        self._stop.set()
+        with self._turn("close", None):
             if self._is_closed:
                 return
             self._is_closed = True
-            self._stop.set()
             if self._heartbeats is not None:
                 self._heartbeats.join(_LEAVE_S)
             if leave:
@@ -354,9 +371,8 @@ class GlobalIteration:
         """Call `on_state` for the changes since the last time. Only steps of calls change the state."""
         if self._on_state is None:
             return
-        with self._reporting:
-            changes, count = tuple(self._machine.changes), self._machine.change_count
-            new, self._states_reported = count - self._states_reported, count
+        changes, count = tuple(self._machine.changes), self._machine.change_count
+        new, self._states_reported = count - self._states_reported, count
         for change in changes[max(0, len(changes) - new) :] if new else ():
             try:
                 self._on_state(change.state, change.iteration)
@@ -367,20 +383,43 @@ class GlobalIteration:
         self._check_open()
         return self._runner.run(self._machine.observe(clock.monotonic_ns(), self._timeout_s))
 
-    def _begin_call(self, begin: Begin[Value], timeout_s: float | None) -> Value:
-        with self._calling:
+    @contextmanager
+    def _turn(self, operation: str, timeout_s: float | None) -> Iterator[None]:
+        """One call at a time. Raises DeadlineExceeded if another thread's call takes longer; None: wait for it."""
+        self._check_not_inside(operation)
+        if not self._calling.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            waited_ms = int((timeout_s or 0.0) * 1_000)
+            text = f"another thread is in a call of this GlobalIteration for {waited_ms} ms"
+            raise DeadlineExceeded(operation, (), waited_ms, text)
+        self._caller = threads.current()
+        try:
+            yield
+        finally:
+            self._caller = 0
+            self._calling.release()
+
+    def _check_not_inside(self, operation: str) -> None:
+        if self._caller == threads.current():
+            raise UsageError(f"{operation}: not in on_state or a signal handler, while this thread is in another call")
+
+    def _begin_call(self, operation: str, begin: Begin[Value], timeout_s: float | None) -> Value:
+        limit_s = self._timeout_s if timeout_s is None else _checked_timeout(timeout_s, may_be_zero=True)
+        with self._turn(operation, limit_s):
             self._check_open()
-            limit_s = self._timeout_s if timeout_s is None else timeout_s
-            if self._heartbeats is None:
-                self._runner.run(self._machine.register(clock.monotonic_ns(), limit_s))
-                self._heartbeats = threads.start("ringfold-iteration", self._run_heartbeats)
-            value = self._runner.run(begin(clock.monotonic_ns(), limit_s))
+            try:
+                if self._heartbeats is None:
+                    registering = self._machine.register(clock.monotonic_ns(), limit_s)
+                    self._runner.run(registering, self._stop, self._report_states)
+                    self._heartbeats = threads.start("ringfold-iteration", self._run_heartbeats)
+                value = self._runner.run(begin(clock.monotonic_ns(), limit_s), self._stop, self._report_states)
+            except StepsStopped:
+                raise UsageError(f"{operation}: this GlobalIteration was closed meanwhile") from None
             if isinstance(value, BegunIteration):
                 self._last = value
             return value
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._is_closed or self._stop.is_set():
             raise UsageError("this GlobalIteration was closed; make a new one to return")
         if self._fault is not None:
             raise self._fault
@@ -404,6 +443,12 @@ class GlobalIteration:
     def _close_store(self) -> None:
         if self._owns_store:
             self._store.close()
+
+
+def _checked_timeout(timeout_s: float, *, may_be_zero: bool = False) -> float:
+    if not 0 <= timeout_s <= MAX_TIMEOUT_S or (timeout_s == 0 and not may_be_zero):
+        raise UsageError(f"timeout_s must be positive and at most {MAX_TIMEOUT_S:g}, not {timeout_s}")
+    return timeout_s
 
 
 class RankView(Struct, frozen=True):

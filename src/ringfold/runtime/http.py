@@ -93,7 +93,7 @@ class HttpClient:
         try:
             connection.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name of a host may not be one
             connection.close()
             raise NotSent(str(error)) from error
         return connection

@@ -40,7 +40,7 @@ def can_connect(host: str, port: int, timeout_s: float) -> str:
     """Why a TCP connection to an address fails; empty if it succeeds."""
     try:
         socket.create_connection((host, port), max(0.001, timeout_s)).close()
-    except OSError as error:
+    except (OSError, UnicodeError, OverflowError) as error:  # a name of a host may not be one, nor a port
         return str(error)
     return ""
 

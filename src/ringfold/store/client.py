@@ -34,6 +34,7 @@ from ringfold.errors import (
     StoreWentBack,
     UsageError,
 )
+from ringfold.limits import MAX_TIMEOUT_S
 from ringfold.runtime import clock, threads
 from ringfold.store.base import (
     ANY,
@@ -130,8 +131,8 @@ class StoreClient:
         pause: Callable[[float], None] = pause,
         nonce: str | None = None,
     ) -> None:
-        if timeout_s <= 0:
-            raise UsageError(f"timeout_s must be positive, not {timeout_s}")
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+            raise UsageError(f"timeout_s must be positive and at most {MAX_TIMEOUT_S:g}, not {timeout_s}")
         _check_key(prefix, "prefix")
         self._driver = driver
         self._prefix = f"{prefix}/"
@@ -402,9 +403,10 @@ class HeldLease:
         return self._ttl_ms / 1_000
 
     def left_s(self) -> float:
-        if self._sent_ns is None:
+        sent_ns = self._sent_ns  # another thread may renew or release it
+        if sent_ns is None:
             return 0.0
-        return max(0.0, (self._sent_ns - self._store._now_ns()) / NS + self.ttl_s)
+        return max(0.0, (sent_ns - self._store._now_ns()) / NS + self.ttl_s)
 
     def renew(self, timeout_s: float | None = None) -> None:
         with self._lock:
@@ -482,7 +484,10 @@ def open_store(
     `store.generation` for this. `serve` (tcp) runs the store inside this process; `allow_network` (sqlite) accepts a
     file on a network disk.
     """
-    split = urlsplit(url)
+    try:
+        split = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"{_hidden(url)!r} is not the address of a store: {error}") from None
     if split.scheme not in SCHEMES:
         raise ConfigError(f"a store's address begins with one of {', '.join(SCHEMES)}; got {_hidden(url)!r}")
     options = dict(parse_qsl(split.query))
@@ -516,7 +521,7 @@ def _driver(scheme: str, url: str, namespace: str, *, serve: bool, allow_network
         from ringfold.store.sqlite import SqliteDriver
 
         path = url.removeprefix("sqlite:").removeprefix("//")
-        if not path:
+        if not path or "\0" in path:
             raise ConfigError(f"{url!r} has no file name; write sqlite:///absolute/path.db or sqlite:relative.db")
         return SqliteDriver(path, allow_network=allow_network)
     if scheme in ("redis", "rediss"):
@@ -540,10 +545,14 @@ def _switch(url: str, options: dict[str, str], name: str) -> bool:
 
 
 def _seconds(url: str, options: dict[str, str]) -> float:
+    text = options.get("timeout_s", "5")
     try:
-        return float(options.get("timeout_s", "5"))
+        seconds = float(text)
     except ValueError:
-        raise ConfigError(f"{_hidden(url)!r}: timeout_s is a number of seconds") from None
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise ConfigError(f"{_hidden(url)!r}: timeout_s is a positive number of seconds, not {text!r}")
+    return seconds
 
 
 def _hidden(url: str) -> str:

@@ -40,7 +40,7 @@ from ringfold.wire.decoding import decode
 
 _PORT = 2379
 _SLOW_POLL_S = 1.0
-_NOT_FOUND, _UNAUTHENTICATED = 5, 16
+_NOT_FOUND, _EXHAUSTED, _UNAUTHENTICATED = 5, 8, 16
 _OPEN_CODES = frozenset({1, 2, 4, 10, 13, 14})
 """gRPC codes after which a change may have been made: cancelled, unknown, timed out, aborted, internal, unavailable."""
 
@@ -260,6 +260,9 @@ class EtcdDriver:
             if error.code in _OPEN_CODES:
                 self._next_member()
                 raise unanswered(self.name, error.text) from error
+            if error.code == _EXHAUSTED:  # too many requests, or no space: nothing was written, and it may pass
+                self._next_member()
+                raise StoreUnreachable(self.name, error.text) from error
             if error.code == _NOT_FOUND and "lease" in error.text:
                 raise StoreUnreachable(self.name, "the lease ended before it was used") from error
             raise StoreError(self.name, error.text) from error
@@ -289,7 +292,7 @@ def _address(host: str) -> tuple[str, int]:
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         name, port = host, str(_PORT)
-    if not name or not port.isdigit():
+    if not name or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise ConfigError(f"{host!r} is not an address of an etcd server; write host or host:port")
     return name.removeprefix("[").removesuffix("]"), int(port)
 

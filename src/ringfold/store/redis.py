@@ -104,6 +104,10 @@ return {generation(), found}
 )
 
 
+_TEMPORARY_ERRORS = ("ReadOnlyError", "ClusterDownError", "MasterDownError", "OutOfMemoryError", "TryAgainError")
+_TEMPORARY = ("READONLY", "CLUSTERDOWN", "MASTERDOWN", "OOM ", "TRYAGAIN", "MISCONF", "NOREPLICAS")
+
+
 class _UnknownScript(Exception):
     """The server does not have a script that was named by its digest."""
 
@@ -249,10 +253,17 @@ class RedisDriver:
             raise lost(self.name, str(error)) from error
         except self._redis.RedisError as error:
             connection.disconnect()
-            raise StoreError(self.name, str(error)) from error
+            # Nothing was written, and it may pass: a failover, or no memory.
+            kind = StoreUnreachable if self._is_temporary(error) else StoreError
+            raise kind(self.name, str(error)) from error
         with self._lock:
             self._idle.append(connection)
         return response
+
+    def _is_temporary(self, error: Exception) -> bool:
+        """Whether the server refuses commands for now. A script reports it in its text, other commands by a class."""
+        kinds = tuple(getattr(self._redis.exceptions, name) for name in _TEMPORARY_ERRORS)
+        return isinstance(error, kinds) or any(word in str(error) for word in _TEMPORARY)
 
     def _connected(self, deadline: Deadline) -> RedisConnection:
         """A connection for exclusive use. One that the server has closed in the meantime is not used."""

@@ -125,7 +125,7 @@ class TcpDriver:
         except ImportError as error:
             raise MissingPackage("torch", "torch", "a store at tcp://") from error
         host, colon, port = url.removeprefix("tcp://").rstrip("/").rpartition(":")
-        if not host or not colon or not port.isdigit():
+        if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65_536:
             raise ConfigError(f"{url!r} is not an address of a TCPStore; write tcp://host:port")
         self._host, self._port = host.removeprefix("[").removesuffix("]"), int(port)
         self._served = self._serve() if serve else None

@@ -1,6 +1,8 @@
 """The global iteration's core, step by step on a store in memory: the classic scenarios, and single decisions."""
 
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +38,7 @@ from ringfold.iteration.operations import (
 )
 from ringfold.iteration.record import NONE_YET, Advance, Hold, RankIdentity, Record, Rules, decide, decode, encode
 from ringfold.iteration.shell import GlobalIteration
+from ringfold.store import open_store
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreCall
@@ -706,6 +709,87 @@ def test_the_states_and_a_callback_show_every_new_iteration(tmp_path: Path, capl
         assert [number for state, number in seen if state is State.NEW_ITERATION] == [0, 1, 2]
         assert [(change.state, change.iteration) for change in iteration.states] == seen
     assert "on_state failed" in caplog.text
+
+
+def test_a_callback_is_called_in_the_thread_of_the_call_only_and_after_an_error_too(tmp_path: Path) -> None:
+    threads: set[str] = set()
+    seen: list[State] = []
+
+    def note(state: State, iteration: int) -> None:
+        threads.add(threading.current_thread().name)
+        seen.append(state)
+
+    url = f"sqlite://{tmp_path}/store.db"
+    with GlobalIteration(url, 0, 2, on_state=note, heartbeat_s=0.001, min_ranks=2) as iteration:
+        with pytest.raises(DeadlineExceeded):
+            iteration.next(timeout_s=0.3)
+        with GlobalIteration(url, 1, 2, heartbeat_s=0.001, min_ranks=2) as other:
+            other.arrive()
+            assert iteration.next() == 0
+        with pytest.raises(DeadlineExceeded):
+            iteration.next(timeout_s=0.1)
+        assert [change.state for change in iteration.states] == seen
+    assert threads == {threading.current_thread().name}
+
+
+def test_a_call_inside_a_callback_is_an_error_and_no_deadlock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with GlobalIteration(
+        f"sqlite://{tmp_path}/store.db", 0, 1, on_state=lambda state, number: iteration.close()
+    ) as iteration:
+        assert [iteration.next(), iteration.next()] == [0, 1]
+    assert "close: not in on_state" in caplog.text
+
+
+def test_close_ends_a_call_that_waits_in_another_thread(tmp_path: Path) -> None:
+    iteration = GlobalIteration(f"sqlite://{tmp_path}/store.db", 0, 2, min_ranks=2)
+    errors: list[RingfoldError] = []
+
+    def wait() -> None:
+        try:
+            iteration.next()
+        except RingfoldError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not iteration.waiting_for:
+        time.sleep(0.01)
+    with pytest.raises(DeadlineExceeded, match="another thread"):
+        iteration.next(timeout_s=0.01)
+    iteration.close()
+    waiting.join(30)
+    assert [type(error) for error in errors] == [UsageError]
+    with pytest.raises(UsageError, match="was closed"):
+        iteration.next()
+
+
+def test_a_store_that_refuses_a_heartbeat_for_a_while_ends_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, left = open_store(f"sqlite://{tmp_path}/store.db"), [0]
+    write = store.set
+
+    def refuse(key: str, value: bytes, **more: bool) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise StoreError("sqlite", "database or disk is full (SQLITE_FULL)")
+        return write(key, value, **more)
+
+    monkeypatch.setattr(store, "set", refuse)
+    with store, GlobalIteration(store, 0, 1, heartbeat_s=0.01) as iteration:
+        assert iteration.next() == 0
+        left[0] = 3
+        while left[0]:
+            time.sleep(0.01)
+        assert iteration.next() == 1
+        assert iteration.error is None
+    assert caplog.text.count("disk is full") == 1
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout_s: float) -> None:
+    with pytest.raises(UsageError, match="timeout_s"):
+        GlobalIteration(f"sqlite://{tmp_path}/store.db", 0, 1, timeout_s=timeout_s)
 
 
 def test_a_finished_run_needs_no_members_to_be_seen_as_finished() -> None:

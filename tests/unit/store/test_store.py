@@ -313,11 +313,27 @@ def test_a_missing_package_is_named_with_how_to_install_it(
 
 @pytest.mark.parametrize(
     "url",
-    ["sqlite://", "sqlite:///no/such/folder/x.db", "etcd://:99", "etcd://host:port", "sqlite:///tmp/x?timeout_s=soon"],
+    [
+        "sqlite://",
+        "sqlite:///no/such/folder/x.db",
+        "sqlite:/tmp/x\0y",
+        "etcd://:99",
+        "etcd://host:port",
+        "etcd://host:99999",
+        "etcd://[::1:2379",
+        "sqlite:///tmp/x?timeout_s=soon",
+        "sqlite:///tmp/x?timeout_s=inf",
+        "sqlite:///tmp/x?timeout_s=nan",
+    ],
 )
 def test_a_bad_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         open_store(url)
+
+
+def test_a_name_that_no_host_can_have_is_unreachable() -> None:
+    with pytest.raises(StoreUnreachable):
+        open_store("etcd://a..b:2379", timeout_s=0.1)
 
 
 def test_the_errors_of_stores_survive_pickling() -> None:
