@@ -1,8 +1,14 @@
 """A peer that is evicted joins again by itself, inside of `steps`, and the others lose nothing by it."""
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pytest
 from programs import ClusterProcess, ProgramCluster, ProgramContext
+
+import ringfold as rf
+from ringfold.master.server import MasterThread
+from ringfold.peer.session import Session
 
 pytestmark = pytest.mark.waiting
 
@@ -103,3 +109,40 @@ def test_where_it_cannot_follow_the_eviction_is_raised(cluster: ProgramCluster, 
     for peer in peers:
         peer.expect("end")
         peer.wait_success()
+
+
+@pytest.fixture
+def outside() -> Iterator[rf.Communicator]:
+    """A peer in this process that may join again."""
+    with MasterThread() as master, rf.join(master.address, timeout_s=30) as run:
+        run.leave()
+        yield run
+
+
+def during_rejoin(run: rf.Communicator, before: Callable[[], None], joining: Callable[[], None]) -> None:
+    """Do something while this peer joins again: before there is a session, and while that joins."""
+    again = run._join_again
+    assert again is not None
+
+    def join_again() -> tuple[Session, Callable[[], None]]:
+        before()
+        session, join_run = again()
+        return session, lambda: (joining(), join_run())[1]
+
+    run._join_again = join_again
+
+
+def test_the_attributes_of_a_peer_that_joins_again_are_the_last_known_ones(outside: rf.Communicator) -> None:
+    facts = lambda: (outside.peer_id, outside.epoch, outside.group_size, outside.members, outside.world_size)  # noqa: E731
+    last, seen = facts(), []
+    during_rejoin(outside, lambda: seen.append(facts()), lambda: seen.append(facts()))
+    outside.rejoin()
+    assert seen == [last, last]
+    assert outside.epoch > 0
+
+
+def test_leave_while_a_peer_joins_again_is_not_lost(outside: rf.Communicator) -> None:
+    during_rejoin(outside, outside.leave, lambda: None)
+    with pytest.raises(rf.UsageError, match=r"leave\(\) was called"):
+        outside.rejoin()
+    assert outside._session.is_over

@@ -264,8 +264,8 @@ class Communicator:
         try:
             outcome = reduce_all(len(calls), lambda index: self._begin(run, calls[index]), max_in_flight)
         finally:
-            left = [self._unseen.pop(call.tag) for call in calls if call.tag in self._unseen]
-            self._abandoned += [handle for handle in left if not handle.done()]
+            left = [self._unseen.pop(call.tag, None) for call in calls]
+            self._abandoned += [handle for handle in left if handle is not None and not handle.done()]
         done = [info for info in outcome.infos if info is not None]
         if outcome.error is not None:
             tags = tuple(call.tag for call, info in zip(calls, outcome.infos, strict=True) if info is not None)
@@ -283,7 +283,7 @@ class Communicator:
         """A tag may be used again as soon as its op is done, also if the program has not waited for it yet."""
         earlier = self._unseen.get(tag)
         if earlier is not None and earlier.done():
-            del self._unseen[tag]
+            self._unseen.pop(tag, None)  # a thread that waits for it may be quicker
 
     def _check_free(self, func: str, calls: Sequence[Operands]) -> None:
         for call in calls:
@@ -306,7 +306,7 @@ class Communicator:
         run = self._run(func)
         self._abandoned = [handle for handle in self._abandoned if not handle.done()]
         if self._unseen or self._abandoned:
-            in_flight = ", ".join(str(handle.operation) for handle in [*self._unseen.values(), *self._abandoned])
+            in_flight = ", ".join(str(handle.operation) for handle in [*list(self._unseen.values()), *self._abandoned])
             raise PCCLError(Result.PENDING_ASYNC_OPS, func, f"wait for the ops in flight first: {in_flight}")
         tries = MAX_RUN_WIDE_ATTEMPTS
         while True:
@@ -332,7 +332,7 @@ class Communicator:
     def _seen(self, tag: int, handle: Handle) -> None:
         """The program has seen the outcome of the op."""
         if self._unseen.get(tag) is handle:
-            del self._unseen[tag]
+            self._unseen.pop(tag, None)
 
 
 class AsyncReduceHandle:

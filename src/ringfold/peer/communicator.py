@@ -74,6 +74,9 @@ class Communicator:
         self._sigterm_grace_s = sigterm_grace_s
         self._join_again = join_again
         self._ops = Ops(session, op_timeout_s)
+        self._shown = session
+        """The session whose peers are shown: while this peer joins again, the one before."""
+        self._has_left = False
         self._hold(session)
         self._begin_session()
 
@@ -83,7 +86,7 @@ class Communicator:
 
     def _begin_session(self) -> None:
         """The session has joined."""
-        session = self._session
+        session = self._shown = self._session
         self._ops.use_session(session)
         self._all_reduce = session.engine.all_reduce
         admission = session.joined_with
@@ -100,14 +103,14 @@ class Communicator:
 
     @property
     def _record(self) -> Record:
-        record = self._session.machine.record
+        record = self._shown.machine.record
         assert record is not None, "a communicator exists only after the join"
         return record
 
     @property
     def peer_id(self) -> int:
         """This peer's id in the run. Ids only grow: lower ids joined earlier."""
-        return self._session.machine.peer
+        return self._shown.machine.peer
 
     @property
     def epoch(self) -> int:
@@ -127,12 +130,12 @@ class Communicator:
     @property
     def unsynced(self) -> frozenset[int]:
         """The members that were admitted since the last sync (all that were ever admitted, without one)."""
-        return self._session.locked(lambda machine: frozenset(machine.unsynced)) & frozenset(self.members)
+        return self._shown.locked(lambda machine: frozenset(machine.unsynced)) & frozenset(self.members)
 
     @property
     def has_newcomers(self) -> bool:
         """Whether a peer was admitted since the last sync, even if it is gone by now: the same on all members."""
-        return self._session.locked(lambda machine: bool(machine.unsynced))
+        return self._shown.locked(lambda machine: bool(machine.unsynced))
 
     @property
     def rank(self) -> int:
@@ -146,23 +149,23 @@ class Communicator:
     @property
     def world_size(self) -> int:
         """The accepted peers of the run, over all groups."""
-        return self._session.machine.world.peers
+        return self._shown.machine.world.peers
 
     @property
     def groups(self) -> int:
         """How many groups the run has."""
-        return self._session.machine.world.groups
+        return self._shown.machine.world.groups
 
     @property
     def largest_group(self) -> int:
         """The size of the run's largest group."""
-        return self._session.machine.world.largest_group
+        return self._shown.machine.world.largest_group
 
     @property
     def spans_groups(self) -> bool:
         """Whether the run has several groups: the same on all members of this one at the same point of the program."""
         last = self._ops.last
-        groups = self._groups if last is None else self._session.machine.facts[last.epoch].groups
+        groups = self._groups if last is None else self._shown.machine.facts[last.epoch].groups
         return groups > 1
 
     @property
@@ -499,7 +502,8 @@ class Communicator:
         """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
         A newcomer begins at the run's step with the run's `state`. While the group has fewer than `min_world` members,
-        the loop waits, up to `wait_s` seconds. The state is compared after admissions and aborts, every `check_every`
+        the loop waits, up to `wait_s` seconds, also in the first op of a step; later ops go on with those that are
+        left. The state is compared after admissions and aborts, every `check_every`
         steps, and once more at the end (`until`). A member that has diverged is named in a warning on all peers and
         gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
 
@@ -578,6 +582,7 @@ class Communicator:
         old = self._session
         if not old.is_over:
             raise UsageError("rejoin: this peer is still in the run; call leave first to come back as a newcomer")
+        self._has_left = False
         # A master in this process stays, and the new session closes it.
         at_end, old.at_end = old.at_end, None
         old.close()
@@ -591,11 +596,15 @@ class Communicator:
         session.at_end = at_end
         session.probe_events.inherit(old.probe_events)
         self._hold(session)  # from here on `leave` in another thread ends the join
+        if self._has_left:  # it was called before
+            self._close()
+            raise UsageError("rejoin: leave() was called meanwhile")
         join_run()
         self._begin_session()
 
     def leave(self) -> None:
         """Leave the run. The others go on without this peer; a second call does nothing."""
+        self._has_left = True
         self._close()
         if self._session.is_shut_down:
             # A handle that is not waited for is part of a reference cycle with this object: the engine's memory would

@@ -82,7 +82,10 @@ class StepHandle:
         return self._op.outcome is not None
 
     def wait(self, timeout: float | None = None) -> ReduceInfo:
-        """Block until the op has ended; return its information, or raise its error. A timeout leaves the op running."""
+        """Block until the op has ended; return its information, or raise its error. A timeout leaves the op running.
+
+        It does not count while the group is too small: all members wait for peers together, up to the loop's `wait_s`.
+        """
         if not isinstance(self._op.outcome, ReduceInfo):
             self._wait_for(self._op, timeout)
         assert isinstance(self._op.outcome, ReduceInfo)

@@ -219,10 +219,11 @@ class Step:
         skip_none: bool = False,
         contribute: bool = True,
     ) -> ReduceInfo:
-        """`Communicator.all_reduce` with at least `min_world` peers: with fewer, the attempt is discarded and the op
-        waits for peers.
+        """`Communicator.all_reduce`; the first op of a step with at least `min_world` peers: with fewer, the attempt is
+        discarded and the op waits for peers. Once it has committed, the others go on with those that are left, even
+        with one: `ReduceInfo.contributors` has them.
 
-        A peer that is alone with `min_world=1` gets its own buffers back, or zeros if it contributes nothing.
+        A peer that is alone then, or with `min_world=1`, gets its own buffers back, or zeros if it contributes nothing.
         """
         return self._loop.all_reduce(
             self, _Call(buffers, op, tag, out, dtype, timeout_s, quantize, skip_none, contribute)
