@@ -127,14 +127,21 @@ def during_rejoin(run: rf.Communicator, before: Callable[[], None], joining: Cal
     def join_again() -> tuple[Session, Callable[[], None]]:
         before()
         session, join_run = again()
-        return session, lambda: (joining(), join_run())[1]
+
+        def join() -> None:
+            joining()
+            join_run()
+
+        return session, join
 
     run._join_again = join_again
 
 
 def test_the_attributes_of_a_peer_that_joins_again_are_the_last_known_ones(outside: rf.Communicator) -> None:
-    facts = lambda: (outside.peer_id, outside.epoch, outside.group_size, outside.members, outside.world_size)  # noqa: E731
-    last, seen = facts(), []
+    def facts() -> tuple[object, ...]:
+        return outside.peer_id, outside.epoch, outside.group_size, outside.members, outside.world_size
+
+    last, seen = facts(), list[object]()
     during_rejoin(outside, lambda: seen.append(facts()), lambda: seen.append(facts()))
     outside.rejoin()
     assert seen == [last, last]
