@@ -1,12 +1,15 @@
-"""Processes that have imported torch when they start: forked from one that has, and does nothing else.
+"""Processes that have imported what they need when they start: forked from one that has, and does nothing else.
 
-`import torch` takes about two seconds of a core, and tests of the TCP store and of gloo start some seventy processes
-that need it. A child is a process of its own like any other, with its own standard streams, and runs its code as
-`python -c` would. Run as a script, this file is the process that forks.
+Importing torch takes about two seconds of a core, and Ringfold with NumPy half a second. Tests start some seventy
+processes that need the one, and two thousand that need the other. A child is a process of its own like any other, with
+its own standard streams, and runs its code as `python -c` would. Run as a script, `fork_server.py DESCRIPTOR PACKAGE`,
+this file is the process that forks.
 """
 
+import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import select
@@ -15,32 +18,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 _PR_SET_PDEATHSIG = 1
 _MAX_REQUEST_BYTES = 1 << 20
 
 
-class Forked:
-    """A child, with as much of `subprocess.Popen` as tests use. What it writes to standard error goes to ours."""
+class _Child:
+    """A child, with as much of `subprocess.Popen` as tests use. Its id is its own until its status was read here."""
 
     returncode: int | None = None
 
-    def __init__(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        child_in, ours_in = os.pipe()
-        ours_out, child_out = os.pipe()
+    def __init__(self, server: "_Server", request: Mapping[str, object], streams: Sequence[int]) -> None:
         self._status, child_status = os.pipe()
-        request = json.dumps({"code": code, "arguments": arguments, "env": dict(env or {})}).encode()
-        control = _server()
-        socket.send_fds(control, [request], [child_in, child_out, 2, child_status])
-        for one in (child_in, child_out, child_status):
-            os.close(one)
-        self.stdin = os.fdopen(ours_in, "wb", buffering=0)
-        self.stdout = os.fdopen(ours_out, "rb")
-        self.pid = int(control.recv(64))
+        socket.send_fds(server.control, [json.dumps(request).encode()], [*streams, child_status])
+        os.close(child_status)
+        self.pid = int(server.control.recv(64))
 
     def poll(self) -> int | None:
         """The exit status as `Popen` has it, or None while it runs."""
@@ -62,6 +58,20 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class Forked(_Child):
+    """A process with torch, whose lines are written and read here. Its standard error is ours."""
+
+    def __init__(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        child_in, ours_in = os.pipe()
+        ours_out, child_out = os.pipe()
+        request = {"code": code, "arguments": arguments, "env": dict(env or {})}
+        super().__init__(_torch_server(), request, [child_in, child_out, 2])
+        for one in (child_in, child_out):
+            os.close(one)
+        self.stdin = os.fdopen(ours_in, "wb", buffering=0)
+        self.stdout = os.fdopen(ours_out, "rb")
 
     def communicate(self, timeout: float | None = None) -> tuple[bytes, None]:
         """Close its input, and return its output until it has ended. A second call returns nothing."""
@@ -85,18 +95,59 @@ class Forked:
             yield chunk
 
 
+class ForkedRingfold(_Child):
+    """A process with Ringfold, in a session of its own, with these streams and without input.
+
+    `{parent}` in an argument stands for the id of the process that has forked it.
+    """
+
+    def __init__(
+        self, code: str, arguments: Sequence[str], env: Mapping[str, str], out: BinaryIO, log: BinaryIO
+    ) -> None:
+        assert is_preloaded_for(env)
+        request = {"code": code, "arguments": list(arguments), "env": dict(env), "session": True}
+        with open(os.devnull, "rb") as nothing:
+            super().__init__(_ringfold_server(), request, [nothing.fileno(), out.fileno(), log.fileno()])
+
+
+def is_preloaded_for(env: Mapping[str, str]) -> bool:
+    """Whether a process with this environment may be forked: only Ringfold's own variables are read after a start."""
+    return _others(env) == _others(_ringfold_environment())
+
+
+def _others(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if not name.startswith("RINGFOLD_")}
+
+
 @functools.cache
-def _server() -> socket.socket:
-    """The process that forks, by the socket that keeps it alive: it ends, and its children with it, when we do."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _ringfold_environment() -> dict[str, str]:
+    from programs import ProgramCluster
+
+    return {**ProgramCluster.clean_environment(), "PYTHONUNBUFFERED": "1"}
+
+
+@functools.cache
+def _ringfold_server() -> "_Server":
+    return _Server("ringfold", _ringfold_environment())
+
+
+@functools.cache
+def _torch_server() -> "_Server":
     path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     # One thread each: what runs here waits for its peers, and several of them share few cores.
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    # Never waited for: it lives as long as this process.
-    process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=env)
-    process.returncode = 0  # so that the object, when it is collected, does not warn that the process still runs
-    theirs.close()
-    return ours
+    return _Server("torch", {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+
+
+class _Server:
+    """The process that forks, and the socket that keeps it alive: it ends, and its children with it, when we do."""
+
+    def __init__(self, package: str, env: Mapping[str, str]) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Never waited for: it lives as long as this process.
+        command = [sys.executable, __file__, str(theirs.fileno()), package]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=dict(env), stdin=subprocess.DEVNULL)
+        process.returncode = 0  # so that the object, when it is collected, does not warn that the process still runs
+        theirs.close()
 
 
 def _die_with_parent() -> None:
@@ -106,57 +157,91 @@ def _die_with_parent() -> None:
 def _serve(control: socket.socket) -> dict[str, Any]:
     """Fork at every request. Returns in the children only, with the request."""
     woken, wake = os.pipe()
-    os.set_blocking(wake, False)
+    for end in (woken, wake):
+        os.set_blocking(end, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    status_of: dict[int, int] = {}
+    running: dict[int, int] = {}
+    """By process, the pipe that its status is written to."""
+    ended: dict[int, int] = {}
+    """By the pipe that its status was written to, the process. When it was read, the id may be used again."""
+    waiting = select.poll()
+    for one in (control.fileno(), woken):
+        waiting.register(one, select.POLLIN)
     while True:
-        ready = select.select([control, woken], [], [])[0]
+        ready = dict(waiting.poll())
+        for pipe in ready.keys() & ended.keys():
+            waiting.unregister(pipe)
+            os.waitpid(ended.pop(pipe), 0)
+            os.close(pipe)
         if woken in ready:
             os.read(woken, 4096)
-            _report(status_of)
-        if control not in ready:
+            for pid, pipe in _new_ends(running):
+                ended[pipe] = pid
+                waiting.register(pipe, 0)  # an error is that of a closed end
+        if control.fileno() not in ready:
             continue
         request, streams, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 4)
         if not request:
             os._exit(0)
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _die_with_parent()
-            for one in (control.detach(), woken, wake, *status_of.values()):
-                os.close(one)
-            for number, stream in enumerate(streams):
-                if number < 3:
-                    os.dup2(stream, number)
-                os.close(stream)
-            order: dict[str, Any] = json.loads(request)
-            return order
+            return _begin_child(control, json.loads(request), streams, [woken, wake, *running.values(), *ended])
         for stream in streams[:3]:
             os.close(stream)
-        status_of[pid] = streams[3]
-        control.send(str(pid).encode())
+        running[pid] = streams[3]
 
 
-def _report(status_of: dict[int, int]) -> None:
-    while status_of:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        with os.fdopen(status_of.pop(pid), "wb", buffering=0) as pipe:
-            pipe.write(str(status).encode())
+def _new_ends(running: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """The processes that have ended, with the pipes that their statuses were written to."""
+    for pid, pipe in list(running.items()):
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            status = found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status
+            with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+                os.write(pipe, str(status).encode())
+            yield pid, running.pop(pid)
+
+
+def _begin_child(
+    control: socket.socket, request: dict[str, Any], streams: Sequence[int], others: Sequence[int]
+) -> dict[str, Any]:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _die_with_parent()
+    if request.get("session"):
+        os.setsid()
+        os.environ.clear()
+    os.environ.update(request["env"])
+    for number, stream in enumerate(streams):
+        if number < 3:
+            os.dup2(stream, number)
+        os.close(stream)
+    for one in others:
+        os.close(one)
+    # Who has asked may send signals from now on.
+    control.send(str(os.getpid()).encode())
+    control.close()
+    return request
 
 
 if __name__ == "__main__":
     _die_with_parent()
-    import torch.distributed  # noqa: F401 - this is what it is for
+    if sys.argv[2] == "torch":
+        import torch.distributed  # noqa: F401 - this is what it is for
 
-    import ringfold.iteration.shell
-    import ringfold.probe.rounds.gloo
-    import ringfold.store.tcp  # noqa: F401
+        import ringfold.iteration.shell
+        import ringfold.probe.rounds.gloo
+        import ringfold.store.tcp
+    else:
+        import programs  # noqa: F401
 
+        import ringfold.cli.master
+        import ringfold.master.server
+        import ringfold.peer.communicator
+        import ringfold.peer.joining
+        import ringfold.state.shared  # noqa: F401
+    gc.freeze()
     _request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    os.environ.update(_request["env"])
-    sys.argv = ["-c", *_request["arguments"]]
+    sys.argv = ["-c", *(each.replace("{parent}", str(os.getppid())) for each in _request["arguments"])]
     exec(compile(_request["code"], "<preloaded>", "exec"), {"__name__": "__main__"})

@@ -20,7 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
+
+import fork_server
 
 from ringfold.tools.cluster import (
     WAIT_S,
@@ -31,7 +33,9 @@ from ringfold.tools.cluster import (
     MasterProcess,
     Message,
     ProcessFailed,
+    SpawnedProcess,
     die_with_parent,
+    ringfold_command,
 )
 
 __all__ = [
@@ -68,12 +72,28 @@ class ProgramCluster(LocalCluster):
     exits_are_failures = False
 
     def __init__(self) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGFOLD_")}
-        # BLAS threads of many processes on few cores would be all that a test measures.
-        path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
-        super().__init__({**clean, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path})
+        super().__init__(self.clean_environment())
         self.peers: list[ClusterProcess] = []
         self.master: MasterProcess | None = None
+
+    @staticmethod
+    def clean_environment() -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("RINGFOLD_", "PYTEST_"))}
+        # BLAS threads of many processes on few cores would be all that a test measures.
+        path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {**clean, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
+
+    def spawn(self, command: Sequence[str], env: Mapping[str, str], out: BinaryIO, log: BinaryIO) -> SpawnedProcess:
+        """Programs and commands of Ringfold are forked from a process that has imported it: most of a start is that."""
+        code, arguments = "", list[str]()
+        if command[:2] == [sys.executable, __file__]:
+            order = {**json.loads(command[4]), "parent": "{parent}"}
+            code, arguments = "import programs; programs.main()", [*command[2:4], json.dumps(order)]
+        elif command[:4] == ringfold_command()[:4]:
+            code, arguments = command[3], ["{parent}", *command[5:]]
+        if not code or not fork_server.is_preloaded_for(env):
+            return super().spawn(command, env, out, log)
+        return fork_server.ForkedRingfold(code, arguments, env, out, log)
 
     def start_master(
         self,
@@ -239,8 +259,13 @@ class _LazyPytest(ModuleType):
         return self.__dict__[name]
 
 
+def main() -> None:
+    """`programs.py ADDRESS NAME ORDER`."""
+    _run(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+
+
 def _run(address: str, name: str, order: Mapping[str, Any]) -> None:
-    die_with_parent(order["parent"])
+    die_with_parent(int(order["parent"]))
     sys.modules["pytest"] = _LazyPytest("pytest")
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     spec = importlib.util.spec_from_file_location("programs_of_a_test", order["file"])
@@ -258,4 +283,4 @@ def _run(address: str, name: str, order: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     # Test files import this file by its name, and must find this very module.
     sys.modules["programs"] = sys.modules["__main__"]
-    _run(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    main()

@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, BinaryIO, Protocol, Self, TypeVar
 
 Message = dict[str, Any]
 _Found = TypeVar("_Found")
@@ -163,6 +163,17 @@ class Output:
         return self._path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
 
 
+class SpawnedProcess(Protocol):
+    """A process as `subprocess.Popen` has it: until `poll` or `wait` has returned its status, its id stays its own."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 class _Endpoint:
     """The cluster's end of the channel to a process, or to a grandchild: what was received, and what is expected."""
 
@@ -201,9 +212,7 @@ class ClusterProcess:
         paths = [cluster.directory / f"{name}.{end}" for end in ("out", "log")]
         self.stdout, self.stderr = map(Output, paths)
         with paths[0].open("wb") as out, paths[1].open("wb") as log:
-            self._popen = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=dict(env), start_new_session=True
-            )
+            self._popen = cluster.spawn(command, env, out, log)
         self.pid = self._popen.pid
         self._endpoint = cluster.endpoint(name)
 
@@ -506,6 +515,12 @@ class LocalCluster:
         arguments = ["agent", "--dir", str(directory), "--log-level", log_level, *options]
         return self.start_command(name, *arguments, inside=inside)
 
+    def spawn(self, command: Sequence[str], env: Mapping[str, str], out: BinaryIO, log: BinaryIO) -> "SpawnedProcess":
+        """Start a process in a session of its own, with these streams and without input."""
+        return subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=dict(env), start_new_session=True
+        )
+
     def _start(self, kind: type[_Kind], name: str, command: Sequence[str], env: Mapping[str, str]) -> _Kind:
         assert name not in self.processes, f"{name} was started already"
         process = kind(self, name, command, {**self._environment, "PYTHONUNBUFFERED": "1", **env})
@@ -754,7 +769,7 @@ def launch(
     )
 
 
-def signal_session(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+def signal_session(process: SpawnedProcess, number: signal.Signals) -> None:
     """Send a signal to a process that leads a session, and to everything in it."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
