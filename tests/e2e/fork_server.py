@@ -6,6 +6,7 @@ its own standard streams, and runs its code as `python -c` would. Run as a scrip
 this file is the process that forks.
 """
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -148,6 +149,7 @@ class _Server:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=dict(env), stdin=subprocess.DEVNULL)
         process.returncode = 0  # so that the object, when it is collected, does not warn that the process still runs
         theirs.close()
+        atexit.register(self.control.close)
 
 
 def _die_with_parent() -> None:

@@ -503,9 +503,8 @@ class Communicator:
 
         A newcomer begins at the run's step with the run's `state`. While the group has fewer than `min_world` members,
         the loop waits, up to `wait_s`, also in a step's first op; later ops go on with the rest. The state is compared
-        after admissions and aborts, every `check_every` steps, and once more at the end (`until`). A member that has
-        diverged is named in a warning on all peers and gets the run's state; with `on_divergence="raise"` it raises
-        `StateDiverged`.
+        after admissions and aborts, every `check_every` steps, and at the end (`until`). A member that has diverged is
+        named in a warning on all peers and gets the run's state; `on_divergence="raise"`: it raises `StateDiverged`.
 
         With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` stay, and the loop begins
         with the newest complete one. If all peers were killed, the run resumes from the newest checkpoint of its own
