@@ -59,9 +59,9 @@ def test_reported_queues_agree_with_tc_within_ten_percent() -> None:
     with ShapedNetwork([Shape(up_mbit=0.1)]) as network, fill(network, 170), network.within(0):
         monitor = QdiscMonitor()
         try:
-            before = reported(Reporter(0), network.address(0), monitor.read("eth0"))
+            before = reported(Reporter(0, 1), network.address(0), monitor.read("eth0"))
             shown = tc("eth0")
-            after = reported(Reporter(0), network.address(0), monitor.read("eth0"))
+            after = reported(Reporter(0, 1), network.address(0), monitor.read("eth0"))
         finally:
             monitor.close()
     # The queue drains meanwhile: what tc reported lies between the two reports.

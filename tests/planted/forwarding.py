@@ -5,9 +5,9 @@ from functools import partial
 from planted import Bug
 from ringfold.agent.machine import AgentMachine
 from ringfold.agent.steering import Forward, Steering
-from ringfold.agent.telemetry import QueueTable, TelemetryIngest
+from ringfold.agent.telemetry import QueueTable, Reporter, ReportSettings, TelemetryIngest
 from ringfold.testing.forwarding import make_machine, run_forwarding
-from ringfold.wire.telemetry import Congestion
+from ringfold.wire.telemetry import Congestion, Gate, Packet, Refusal
 
 
 class TimeOfReceipt(QueueTable):
@@ -46,6 +46,19 @@ class KeepsToItself(Steering):
         return []
 
 
+class ForgetsRestarts(Gate):
+    """After the restart of a sender it knows nothing of the time before."""
+
+    def _check_replay(self, source: tuple[int, int | None, int], packet: Packet, unix_ns: int) -> Refusal | None:
+        found = super()._check_replay(source, packet, unix_ns)
+        self._seen[source].floor_ns = -1
+        return found
+
+
+def _one_sender(unix_ns: int, sender: int, settings: ReportSettings) -> Reporter:
+    return Reporter(unix_ns, 0, settings)
+
+
 def _with_steering(kind: type[Steering], ingest: TelemetryIngest) -> AgentMachine:
     return make_machine(ingest, kind)
 
@@ -66,5 +79,10 @@ BUGS: dict[str, Bug] = {
     "floods": _steering("every report is forwarded, whatever was forwarded just before", Floods),
     "delays_backpressure": _steering("the beginning and the end of backpressure wait", DelaysBackpressure),
     "forwards_prefixes": _steering("a report about many pairs is forwarded as it is", ForwardsPrefixes),
+    "one_sender": Bug("all agents are the same sender", partial(run_forwarding, make_reporter=_one_sender)),
+    "forgets_restarts": Bug(
+        "recorded packets are accepted after the restart of their sender",
+        partial(run_forwarding, make_gate=ForgetsRestarts),
+    ),
     "keeps_to_itself": _steering("a report about traffic to a host is not forwarded", KeepsToItself),
 }

@@ -16,12 +16,12 @@ from ringfold.agent.registry import Pair
 from ringfold.agent.telemetry import Reporter, ReportSettings
 from ringfold.config import TELEMETRY_PORT, split_address
 from ringfold.errors import ConfigError
-from ringfold.runtime.clock import monotonic_ns, unix_ns
+from ringfold.runtime.clock import monotonic_ns, random_bytes, unix_ns
 from ringfold.runtime.datagrams import DatagramSender
 from ringfold.runtime.feeds import is_missing
 from ringfold.runtime.netlink import interface_index
 from ringfold.runtime.network import interfaces
-from ringfold.wire.telemetry import Congestion, FlowAdded, FlowPath, address_number
+from ringfold.wire.telemetry import SENDER_BYTES, Congestion, FlowAdded, FlowPath, address_number
 
 REPORT_INTERVAL_S = 0.1
 """How often reports are due if no interfaces are watched."""
@@ -46,8 +46,8 @@ class HostMonitor:
     ) -> None:
         self._deliver, self._nic_watch = deliver, watch
         self._feeds = [(open_adapter(name), where) for name, where in map(parse_feed, feeds)]
-        self._reporter = Reporter(unix_ns(), reports) if report_to else None
-        self._forwarder, self._forward_port = Reporter(unix_ns(), reports), forward_port
+        self._reporter = Reporter(unix_ns(), random_sender(), reports) if report_to else None
+        self._forwarder, self._forward_port = Reporter(unix_ns(), random_sender(), reports), forward_port
         self._agents: dict[str, DatagramSender] = {}
         """To the agents of other hosts, by address; the first one was used longest ago."""
         self._collectors: list[DatagramSender] = []
@@ -156,6 +156,11 @@ class HostMonitor:
         for packet in packets:
             for collector in self._collectors:
                 collector.send(packet)
+
+
+def random_sender() -> int:
+    """A number for a sender of telemetry. Agents and exporters with the same key know nothing of each other."""
+    return int.from_bytes(random_bytes(SENDER_BYTES), "big")
 
 
 def _flow_report(pair: Pair) -> FlowAdded:

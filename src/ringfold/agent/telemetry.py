@@ -208,7 +208,6 @@ class ReportSettings:
     quiet_ms: float = 100.0
     repeat_ms: float = 1_000.0
     change_bytes: int = 1_500
-    sender: int = 0
     key_id: int | None = None
     key: bytes | None = None
 
@@ -227,11 +226,15 @@ class _SentReport:
 
 
 class Reporter:
-    """Makes the agent's reports. The sequence starts with the wall clock, so that it also grows over restarts."""
+    """Makes the agent's reports. The sequence starts with the wall clock, so that it also grows over restarts.
 
-    def __init__(self, unix_ns: int, settings: ReportSettings | None = None) -> None:
+    `sender` must be its own among all that sign with the same key (a random number): receivers have one replay window
+    for each key and sender.
+    """
+
+    def __init__(self, unix_ns: int, sender: int, settings: ReportSettings | None = None) -> None:
         self._settings = settings or ReportSettings()
-        self._sequence = unix_ns
+        self._sequence, self._sender = unix_ns, sender
         self._flows: dict[tuple[int, int], FlowAdded] = {}
         """The first one is repeated next, and moves to the end."""
         self._paths: dict[tuple[int, int], tuple[FlowPath, ...]] = {}
@@ -323,7 +326,7 @@ class Reporter:
     def _packet(self, unix_ns: int, body: Body) -> bytes:
         self._sequence += 1
         settings = self._settings
-        return encode(Packet(body, self._sequence, unix_ns, settings.sender, settings.key_id), settings.key)
+        return encode(Packet(body, self._sequence, unix_ns, self._sender, settings.key_id), settings.key)
 
 
 def _is_changed(old: int | None, new: int | None, by: int) -> bool:

@@ -300,6 +300,7 @@ def inject(
     The agent forgets a report that is not repeated within a second: --count and --every-ms repeat it.
     """
     from ringfold import config as settings
+    from ringfold.agent.host_monitor import random_sender
     from ringfold.config import TELEMETRY_PORT, split_address
     from ringfold.errors import UsageError
     from ringfold.runtime import threads
@@ -316,12 +317,13 @@ def inject(
     except (ValueError, IndexError, OSError) as error:
         raise UsageError(f"cannot send this telemetry: {error}") from None
     body = Congestion(ends[0][0], ends[1][0], path, congestion, depth, ends[0][1], ends[1][1])
+    sender_number = random_sender()
     with sender:
         for number in range(count):
             if number:
                 threads.Event().wait(every_ms / 1_000)
             now_ns = unix_ns()
-            packet = Packet(body, now_ns, now_ns, key_id=key_id)
+            packet = Packet(body, now_ns, now_ns, sender_number, key_id)
             sender.send(encode(packet, None if key_id is None else keys[key_id]))
         if sender.lost or sender.was_refused:
             raise UsageError("no agent receives telemetry there")

@@ -2,12 +2,14 @@
 
 Each agent is the production machine with its registry, steering and codecs. Datagrams are lost, doubled, delayed and
 reordered; the wall clocks of hosts and switch differ; flows come and go. The depth of a report is its serial number, so
-that a forwarded report can be compared with what the switch sent.
+that a forwarded report can be compared with what the switch sent. In about half of the seeds all packets are signed,
+with one key; the switch restarts its sequence once, and somebody sends recorded packets again.
 
 Promises, checked at every report: it is forwarded only by the host that the traffic goes to, to every sender that a
 flow of this host leads back to and to nobody else, as one exact pair, with the switch's figures and its time of
 measurement; at most once in an interval for each sender and path, unless backpressure begins or ends; and never again.
-At the end, when the faults have stopped: backpressure on any path to a host steers the flow of its sender.
+No agent accepts a signed packet twice, or refuses one as replayed that it has not received before. At the end, when the
+faults have stopped: backpressure on any path to a host steers the flow of its sender.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,18 +20,21 @@ from ringfold.agent.events import ConnectionOpened, DatagramReceived, Event, Mes
 from ringfold.agent.machine import AgentIdentity, AgentMachine
 from ringfold.agent.registry import Quota, Registry
 from ringfold.agent.steering import BACKPRESSURE, FORWARD_INTERVAL_NS, Steering
-from ringfold.agent.telemetry import MAX_PLAUSIBLE_AGE_NS, Reporter, TelemetryIngest
+from ringfold.agent.telemetry import MAX_PLAUSIBLE_AGE_NS, Reporter, ReportSettings, TelemetryIngest
 from ringfold.testing.agents import AgentOutcome
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Timer, Trace
 from ringfold.wire.agent import AGENT_PROTOCOL, AgentHello, Deregister, Flow, Register, ToAgent
 from ringfold.wire.telemetry import (
     EXACT,
+    REPLAY_WINDOW,
+    SENDER_BYTES,
     Congestion,
     Gate,
     GateSettings,
     Packet,
     address_number,
     address_text,
+    decode,
     encode,
     masked,
 )
@@ -41,7 +46,10 @@ ARRIVE_MS = 50
 STALE_MS = 2_000
 """After so long what was reported before counts no more."""
 START_NS = 1_000_000_000_000
-SWITCH = "10.9.0.1"
+SWITCH, RECORDER = "10.9.0.1", "10.9.0.2"
+SWITCH_SENDER, SWITCH_BEGINS = 7, 1_000
+"""The switch's sequence begins at 1,000, and at 1 after its restart."""
+KEY_ID, KEY = 1, bytes(range(32))
 CLIENT = 1
 LEVELS = (0, 50, 120, 200, BACKPRESSURE, 255)
 OPTION = "--forwarding"
@@ -64,6 +72,7 @@ class _Agent:
 
     number: int
     machine: AgentMachine
+    gate: Gate
     reporter: Reporter
     clock_offset_ns: int
     flows: dict[int, Flow] = field(default_factory=dict)
@@ -74,6 +83,10 @@ class _Agent:
     advised: dict[int, int] = field(default_factory=dict)
     """By slot, the paths under backpressure, as bits."""
     tick: Timer | None = None
+    received: dict[bytes, bool] = field(default_factory=dict)
+    """The signed packets that have arrived, and whether they were accepted."""
+    highest: dict[tuple[int, bool], int] = field(default_factory=dict)
+    """By sender, and whether it has restarted its sequence, the highest one that has arrived."""
 
     def ends(self, path: int) -> Iterator[Ends]:
         for flow in self.flows.values():
@@ -88,31 +101,43 @@ def make_machine(ingest: TelemetryIngest, steering: type[Steering] = Steering) -
 
 
 class Hosts:
-    """The hosts of one seed. `make` is replaced by tests: planted bugs."""
+    """The hosts of one seed. `make`, `make_gate` and `make_reporter` are replaced by tests: planted bugs."""
 
     def __init__(
         self,
         seed: int,
         make: Callable[[TelemetryIngest], AgentMachine] = make_machine,
         echo: Callable[[str], None] | None = None,
+        make_gate: Callable[[GateSettings], Gate] = Gate,
+        make_reporter: Callable[[int, int, ReportSettings], Reporter] = Reporter,
     ) -> None:
         self.scheduler = Scheduler(seed, Trace(echo=echo))
         self.outcome = AgentOutcome()
         rng = self.scheduler.rng
+        self._make, self._make_gate, self._make_reporter = make, make_gate, make_reporter
+        self._is_signed = rng.random() < 0.5
         self._paths = rng.choice((1, 2, 2, 3))
-        self._agents = [self._start(number, make) for number in range(rng.choice((2, 3, 4)))]
+        self._agents = [self._start(number) for number in range(rng.choice((2, 3, 4)))]
         self._switch_offset_ns = self._offset()
         self._reports: list[SwitchReport] = []
+        self._switch_restarts_at = rng.randrange(100, 200)
+        self._recorded: list[tuple[int, bytes, int, bool]] = []
         self._last_flow = 0
         self._is_over = False
 
     def _offset(self) -> int:
-        """How far a wall clock is off. The switch may be ahead: then the time of receipt counts."""
-        return self.scheduler.rng.choice((0, 1, 20, 3_000, 40_000)) * MS
+        """How far a wall clock is off. The switch may be ahead: then the time of receipt counts. Signed packets are
+        accepted up to half a minute."""
+        return self.scheduler.rng.choice((0, 1, 20, 3_000, 20_000 if self._is_signed else 40_000)) * MS
 
-    def _start(self, number: int, make: Callable[[TelemetryIngest], AgentMachine]) -> _Agent:
-        machine = make(TelemetryIngest(Gate(GateSettings(allow=("any",)))))
-        agent = _Agent(number, machine, Reporter(START_NS), self._offset())
+    def _start(self, number: int) -> _Agent:
+        key_id, key = (KEY_ID, KEY) if self._is_signed else (None, None)
+        gate = self._make_gate(GateSettings(allow=("any",), keys={KEY_ID: KEY} if self._is_signed else {}))
+        machine, offset_ns = self._make(TelemetryIngest(gate)), self._offset()
+        sender = self.scheduler.rng.getrandbits(8 * SENDER_BYTES)
+        settings = ReportSettings(key_id=key_id, key=key)
+        reporter = self._make_reporter(self._unix_ns(offset_ns), sender, settings)
+        agent = _Agent(number, machine, gate, reporter, offset_ns)
         self._step(agent, ConnectionOpened(CLIENT, 0, 2))
         self._step(agent, MessageReceived(CLIENT, AgentHello(AGENT_PROTOCOL, "simulated")))
         return agent
@@ -194,7 +219,12 @@ class Hosts:
         body = Congestion(source, destination, path, level, serial, source_bits, destination_bits)
         self._reports.append(SwitchReport(body, unix_ns))
         self._trace("switch", f"report {serial} to host {receiver}: level {level} on path {path}")
-        self._send(receiver, encode(Packet(body, serial + 1, unix_ns, 7, None), None), SWITCH, serial, is_forward=False)
+        if not self._is_signed:
+            content = encode(Packet(body, serial + 1, unix_ns, SWITCH_SENDER))
+        else:
+            began = SWITCH_BEGINS if serial < self._switch_restarts_at else 1 - self._switch_restarts_at
+            content = encode(Packet(body, began + serial, unix_ns, SWITCH_SENDER, KEY_ID), KEY)
+        self._send(receiver, content, SWITCH, serial, is_forward=False)
 
     def _send(self, receiver: int, content: bytes, address: str, serial: int, *, is_forward: bool) -> None:
         """A datagram on its way: lost, doubled, late."""
@@ -205,14 +235,33 @@ class Hosts:
         for _ in range(copies):
             delay_ns = int(rng.expovariate(1 / MS)) if rng.random() < 0.9 else rng.randrange(8 * MS)
             self.scheduler.after(delay_ns, self._receive, receiver, content, address, serial, is_forward)
+        if copies:
+            self._recorded.append((receiver, content, serial, is_forward))
+
+    def _replay(self) -> None:
+        """Somebody sends a packet again that was recorded, and goes on."""
+        rng = self.scheduler.rng
+        if self._is_over:
+            return
+        if self._recorded:
+            self.outcome.faults["recording sent again"] += 1
+            receiver, content, serial, is_forward = rng.choice(self._recorded)
+            self._receive(receiver, content, RECORDER, serial, is_forward)
+        self.scheduler.after(int(rng.expovariate(1 / MS)), self._replay)
 
     def _receive(self, receiver: int, content: bytes, address: str, serial: int, is_forward: bool) -> None:
         agent, sent = self._agents[receiver], self._reports[serial]
         unix_ns = self._unix_ns(agent.clock_offset_ns)
+        accepted = agent.gate.accepted
         found = self._step(agent, DatagramReceived(unix_ns, content, address))
+        is_refused = agent.gate.accepted == accepted
+        if self._is_signed:
+            self._check_signed(agent, content, is_accepted=not is_refused)
         self.outcome.counts["reports received"] += 1
         assert not (is_forward and found), f"host {receiver} forwards report {serial} again"
-        if not is_forward:
+        if self._is_signed and is_refused:
+            assert not found, f"host {receiver} forwards report {serial}, which it refused"
+        elif not is_forward:
             self._check_forwards(agent, sent, unix_ns, found)
         for each in found:
             self.outcome.counts["reports forwarded"] += 1
@@ -239,6 +288,24 @@ class Hosts:
         return [effect for effect in effects if isinstance(effect, ForwardTelemetry)]
 
     # Checks
+
+    def _check_signed(self, agent: _Agent, content: bytes, *, is_accepted: bool) -> None:
+        """A packet is accepted when it arrives for the first time, and not again.
+
+        It may be refused if it was overtaken by a whole window, or by others around the switch's restart.
+        """
+        packet, who = decode(content, {KEY_ID: KEY}), f"host {agent.number}"
+        assert isinstance(packet, Packet)
+        if agent.received.get(content):
+            assert not is_accepted, f"{who} accepts packet {packet.sequence} of sender {packet.sender} again"
+            return
+        is_restarted = packet.sequence < SWITCH_BEGINS
+        agent.received[content] = is_accepted
+        highest = agent.highest.get((packet.sender, is_restarted), packet.sequence)
+        agent.highest[packet.sender, is_restarted] = max(highest, packet.sequence)
+        is_restarting = packet.sequence < REPLAY_WINDOW or (not is_restarted and (packet.sender, True) in agent.highest)
+        if highest - packet.sequence < REPLAY_WINDOW and not is_restarting:
+            assert is_accepted, f"{who} refuses packet {packet.sequence} of sender {packet.sender}, which is new"
 
     def _check_forwards(self, agent: _Agent, sent: SwitchReport, unix_ns: int, found: list[ForwardTelemetry]) -> None:
         body, who, now_ns = sent.body, f"host {agent.number}", self.scheduler.now
@@ -327,6 +394,8 @@ class Hosts:
                     self._add_flow(source, destination)
         self.scheduler.after(0, self._change_flows)
         self.scheduler.after(0, self._switch_reports)
+        if self._is_signed:
+            self.scheduler.after(0, self._replay)
         self._wait(FAULTS_MS)
         self._is_over = True
         self._check_backpressure_arrives()
@@ -345,9 +414,11 @@ def run_forwarding(
     seed: int,
     echo: Callable[[str], None] | None = None,
     make: Callable[[TelemetryIngest], AgentMachine] = make_machine,
+    make_gate: Callable[[GateSettings], Gate] = Gate,
+    make_reporter: Callable[[int, int, ReportSettings], Reporter] = Reporter,
 ) -> AgentOutcome:
     """Run one seed; raises SimulationFailure if a promise is broken."""
-    hosts = Hosts(seed, make, echo)
+    hosts = Hosts(seed, make, echo, make_gate, make_reporter)
     try:
         return hosts.run()
     except AssertionError as error:

@@ -29,6 +29,7 @@ EXACT = 128
 UNKNOWN_BYTES = (1 << 64) - 1
 """On the wire: this depth is unknown."""
 REPLAY_WINDOW = 64
+SENDER_BYTES = 4
 
 Reason = Literal[
     "length",
@@ -150,9 +151,9 @@ Body = Congestion | FlowAdded | FlowRemoved | NicQueues | FlowPath | TxQueue
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One packet. `sender` distinguishes exporters behind one address; a sequence counts up per sender, also over its
-    restarts (start with the time in nanoseconds). `unix_ns` is when the body was measured, by the sender's clock.
-    `key_id` is the id of the signing key, None if the packet is not signed."""
+    """One packet. `sender` distinguishes exporters behind one address or with one key; a sequence counts up per sender,
+    also over its restarts (start with the time in nanoseconds). `unix_ns` is when the body was measured, by the
+    sender's clock. `key_id` is the id of the signing key, None if the packet is not signed."""
 
     body: Body
     sequence: int
@@ -267,11 +268,15 @@ class GateSettings:
 
 @dataclass(slots=True)
 class _Seen:
-    """The replay window of one sender: the highest sequence, a bit for each below it, the newest time."""
+    """The replay window of one sender: the highest sequence, a bit for each below it, the newest time.
+
+    `floor_ns` is the newest time before its sequence began anew: what is not newer was seen, or may have been.
+    """
 
     highest: int
     bits: int
     newest_ns: int
+    floor_ns: int = -1
 
 
 class Gate:
@@ -315,7 +320,7 @@ class Gate:
 
     def _check_replay(self, source: tuple[int, int | None, int], packet: Packet, unix_ns: int) -> Refusal | None:
         """None if this sequence is new. A sequence below the window is a restart if it was measured after all before
-        it.
+        it. From then on a signed packet from before the restart is refused, whatever its sequence.
 
         Without a signature, a time in the future counts as now: a sender whose clock was ahead, or that was spoofed, is
         accepted again when its time is right. With one, it counts as it is: packets of such a sender can be replayed.
@@ -329,13 +334,15 @@ class Gate:
             return None
         self._seen[source] = seen  # at the end again: the first entry is the sender that was silent longest
         ahead = packet.sequence - seen.highest
+        if packet.key_id is not None and packet.unix_ns <= seen.floor_ns:
+            return Refusal("replayed", f"sequence {packet.sequence} is from before the sender's restart")
         if ahead > 0:
             seen.bits = (seen.bits << ahead | 1) & ((1 << REPLAY_WINDOW) - 1) if ahead < REPLAY_WINDOW else 1
             seen.highest = packet.sequence
         elif ahead > -REPLAY_WINDOW and not seen.bits >> -ahead & 1:
             seen.bits |= 1 << -ahead
         elif ahead <= -REPLAY_WINDOW and packet.unix_ns > seen.newest_ns:
-            seen.highest, seen.bits = packet.sequence, 1
+            seen.highest, seen.bits, seen.floor_ns = packet.sequence, 1, seen.newest_ns
         else:
             return Refusal("replayed", f"sequence {packet.sequence} after {seen.highest}")
         seen.newest_ns = max(seen.newest_ns, measured_ns)

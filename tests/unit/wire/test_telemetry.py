@@ -194,6 +194,17 @@ def test_a_sender_that_counts_anew_is_taken_if_its_time_goes_on() -> None:
     assert reason(gate.accept(T0, encode(Packet(body(), 1, T0 + 1)), "127.0.0.1")) is None
 
 
+def test_recordings_are_refused_after_their_sender_has_restarted() -> None:
+    gate = Gate(GateSettings(keys={1: KEY}))
+    before = [signed(10_000 + number, T0 + number) for number in range(100)]
+    after = [signed(1 + number, T0 + 200 + number) for number in range(2)]
+    for packet in (*before, *after):
+        assert reason(gate.accept(T0, packet, "127.0.0.1")) is None
+    for packet in (*before, *after):
+        assert reason(gate.accept(T0 + 300, packet, "127.0.0.1")) == "replayed"
+    assert reason(gate.accept(T0 + 400, signed(3, T0 + 400), "127.0.0.1")) is None
+
+
 def test_a_recording_from_before_the_agent_started_is_refused_if_it_is_signed() -> None:
     assert reason(Gate(GateSettings(keys={1: KEY})).accept(T0 + 31 * 10**9, signed(1), "127.0.0.1")) == "clock"
 
