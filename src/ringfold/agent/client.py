@@ -19,6 +19,7 @@ advice about where bytes go.
 """
 
 import logging
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -67,6 +68,7 @@ MIN_SERVED_S = 1.0
 """After a connection this long, the delay before the next attempt starts again from the minimum."""
 RETRY_INTERVAL_S = 1.0
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
+MAX_MEASURED = 2**63 - 1
 
 _log = logging.getLogger("ringfold.agent.client")
 
@@ -186,7 +188,7 @@ class AgentClient:
     """Registers flows with the agent of this host, for as long as it lives. Use it with `with`, or `close` it.
 
     `directories` are tried in turn; the first one with an agent is used. `on_place` is called in the client's thread
-    with a flow's connection and its place (None: local policy) whenever the place changes.
+    with a flow's connection and its place (None: local policy) whenever the place changes. What it raises is logged.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class AgentClient:
         on_place: Callable[[int, Place | None], None] | None = None,
     ) -> None:
         self._directories, self._on_place = list(directories), on_place
-        self._registrations = FlowRegistrations(name)
+        self._registrations = FlowRegistrations(_plain_text(name).encode("utf-8", "replace").decode())
         self._changed = threads.Condition()
         self._outbox: list[ToAgent] = []
         self._wake = WakeEvent()
@@ -222,20 +224,17 @@ class AgentClient:
         destination_host: str = "",
     ) -> int:
         """Register a flow, and return its connection number at once. Its place follows when an agent has assigned
-        one."""
+        one. Raises UsageError if an address is not text, or a path not a pair of them."""
         if self._is_forked:
             raise UsageError("this agent client belongs to the parent process; create another")
+        ends, pairs = (_plain_text(source), _plain_text(destination)), _pairs(paths)
+        hosts = (_plain_text(source_host), _plain_text(destination_host))
         with self._changed:
             if self._is_closing:
                 raise UsageError("this agent client is closed")
             self._last_connection += 1
-            flow = Flow(self._last_connection, source, destination, tuple(paths), source_host, destination_host)
-            try:
-                self._post(self._registrations.add(flow))
-            except (TypeError, ValueError, AttributeError) as error:
-                raise UsageError(
-                    f"the addresses of a flow are text, and its paths are pairs of them: {error}"
-                ) from None
+            flow = Flow(self._last_connection, *ends, pairs, *hosts)
+            self._post(self._registrations.add(flow))
             self._has_new_flow = True
             self._wake.set()
         return flow.connection
@@ -244,16 +243,20 @@ class AgentClient:
         """The flow has ended."""
         if self._is_forked:
             return
+        connection = _number(connection)
         with self._changed:
             self._post(self._registrations.remove(connection))
 
     def measured(
         self, connection: int, bytes_per_s: Sequence[int], srtt_us: Sequence[int] = (), min_rtt_us: Sequence[int] = ()
     ) -> None:
-        """Report to the agent what was measured on each path of a flow. No effect without an agent."""
+        """Report to the agent what was measured on each path of a flow. No effect without an agent.
+
+        Numbers of any type are rounded down. Raises UsageError if one is negative, not finite, or too large.
+        """
         if self._is_forked:
             return
-        report = Measured(connection, tuple(bytes_per_s), tuple(srtt_us), tuple(min_rtt_us))
+        report = Measured(_number(connection), _measured(bytes_per_s), _measured(srtt_us), _measured(min_rtt_us))
         with self._changed:
             self._post(self._registrations.measured(report))
 
@@ -414,8 +417,50 @@ class AgentClient:
     def _announce(self, connections: Sequence[int]) -> None:
         for connection in connections:
             if self._on_place is not None:
-                self._on_place(connection, self.place(connection))
+                try:
+                    self._on_place(connection, self.place(connection))
+                except Exception:
+                    _log.exception("on_place failed for flow %d", connection)
         self._changed.notify_all()
+
+
+# What callers pass is converted in their thread: the encoder takes plain types only, and an agent disconnects a client
+# that sends others.
+
+
+def _plain_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"the names and addresses of a flow are text, not {type(value).__name__}")
+    return str(value)
+
+
+def _pairs(paths: Iterable[object]) -> tuple[tuple[str, str], ...]:
+    try:
+        found = [(path,) if isinstance(path, str) else tuple(path) for path in paths]  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError("the paths of a flow are pairs of addresses") from None
+    for path in found:
+        if len(path) != 2:
+            raise UsageError(f"a path is a pair of addresses (local, remote), not {path!r}")
+    return tuple((_plain_text(local), _plain_text(remote)) for local, remote in found)
+
+
+def _number(connection: object) -> int:
+    try:
+        return operator.index(connection)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{connection!r} is not the number of a flow") from None
+
+
+def _measured(values: Iterable[object]) -> tuple[int, ...]:
+    try:
+        found = tuple(int(value) for value in values)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"what was measured is a number for each path: {error}") from None
+    for value in found:
+        if not 0 <= value <= MAX_MEASURED:
+            raise UsageError(f"what was measured is not negative, and below 2^63: {value}")
+    return found
 
 
 class AgentConsole:

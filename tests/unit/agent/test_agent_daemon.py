@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ringfold import _native
@@ -398,9 +399,72 @@ def test_a_console_passes_over_a_socket_that_a_killed_agent_left(directory: Path
         assert console.status().hints.startswith(str(directory))
 
 
-def test_addresses_that_are_not_text_are_a_mistake_of_the_caller(directory: Path) -> None:
-    with AgentClient([directory], "job") as client, pytest.raises(UsageError, match="are text"):
-        client.register(ipaddress.ip_address("10.0.0.1"), "10.0.0.2", PATHS)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("source", "paths", "why"),
+    [
+        (ipaddress.ip_address("10.0.0.1"), PATHS, "are text"),
+        (b"\x0a\x00\x00\x01", PATHS, "are text"),
+        ("10.0.0.1", [PATHS[0], (b"\x0a\x01\x00\x01", "10.1.0.2")], "are text"),
+        ("10.0.0.1", [PATHS[0], (*PATHS[1], "10.1.0.3")], "a pair"),
+        ("10.0.0.1", [PATHS[0], ("10.1.0.1",)], "a pair"),
+        ("10.0.0.1", ["10.0.0.1", "10.1.0.1"], "a pair"),
+        ("10.0.0.1", [PATHS[0], 5], "are pairs"),
+    ],
+)
+def test_a_flow_of_wrong_types_is_a_mistake_of_the_caller_and_its_others_stay(
+    agent: AgentThread, directory: Path, source: object, paths: object, why: str
+) -> None:
+    with AgentClient([directory], "job") as client:
+        first = client.register("10.0.0.1", "10.0.0.2", PATHS)
+        placed(client, first)
+        with pytest.raises(UsageError, match=why):
+            client.register(source, "10.0.0.2", paths)  # type: ignore[arg-type]
+        placed(client, client.register("10.0.0.1", "10.0.0.3", PATHS))
+        assert client.place(first) is not None
+        with AgentConsole([directory]) as console:
+            assert console.status().refused == NOTHING
+
+
+def test_text_of_other_types_is_converted(agent: AgentThread, directory: Path) -> None:
+    with AgentClient([directory], "job \udcff") as client:
+        text = np.str_("10.0.0.1")
+        placed(client, client.register(text, "10.0.0.2", [[text, "10.0.0.2"], PATHS[1]]))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("rates", [np.array([1, 2]), [1.9, 2.0], np.array([1.5, 2.5]), (True, np.int64(2))])
+def test_measurements_of_any_numbers_are_reported(agent: AgentThread, directory: Path, rates: list[int]) -> None:
+    with AgentClient([directory], "job") as client, AgentConsole([directory]) as console:
+        flow = client.register("10.0.0.1", "10.0.0.2", PATHS)
+        placed(client, flow)
+        client.measured(np.int64(flow), rates)  # type: ignore[arg-type]
+        until(lambda: tuple(console.flows()[0].bytes_per_s) == (1, 2))
+        client.deregister(np.int64(flow))  # type: ignore[arg-type]
+        until(lambda: not console.flows())
+
+
+@pytest.mark.parametrize("rates", [[2**64, 1], [-1, 1], [float("nan"), 1], [float("inf"), 1], ["x", 1], [None, 1], 5])
+def test_measurements_that_are_no_numbers_are_a_mistake_of_the_caller(
+    agent: AgentThread, directory: Path, rates: list[int]
+) -> None:
+    with AgentClient([directory], "job") as client:
+        flow = client.register("10.0.0.1", "10.0.0.2", PATHS)
+        placed(client, flow)
+        with pytest.raises(UsageError, match="what was measured"):
+            client.measured(flow, rates)
+        placed(client, client.register("10.0.0.1", "10.0.0.3", PATHS))
+        assert client.place(flow) is not None
+
+
+def test_a_callback_that_raises_is_logged_and_ends_nothing(
+    agent: AgentThread, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(connection: int, place: object) -> None:
+        raise RuntimeError("planted")
+
+    with AgentClient([directory], "job", on_place=fail) as client:
+        for number in (2, 3):
+            placed(client, client.register("10.0.0.1", f"10.0.0.{number}", PATHS))
+    assert "on_place failed" in caplog.text
 
 
 # Telemetry
