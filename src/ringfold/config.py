@@ -540,13 +540,13 @@ def read_token(path: Path) -> bytes:
 def read_keys(path: Path) -> dict[int, bytes]:
     """Keys by their ids: lines of `ID KEY`, or one line with a key, whose id is 0. Empty lines and # are skipped.
 
-    A file that other users can read or write is refused: the key gives control over shares.
+    A file that its group or other users can read or write is refused: the key gives control over shares.
     """
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"cannot read the key file {path}: {error.strerror or error}") from None
-    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+    if mode & (stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH):
         raise ConfigError(f"other users can read or write the key file {path}: chmod 600 it")
     text = read_token(path).decode("utf-8", "surrogateescape")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
@@ -557,6 +557,8 @@ def read_keys(path: Path) -> dict[int, bytes]:
         if len(words) != 2 or not words[0].isdecimal() or int(words[0]) > 255 or int(words[0]) in keys:
             raise ConfigError(f"the key file {path} has lines of `ID KEY`, and each id (0 to 255) once")
         keys[int(words[0])] = words[1].encode("utf-8", "surrogateescape")
+    if not keys:
+        raise ConfigError(f"the key file {path} has no key: packets would be neither signed nor checked")
     return keys
 
 

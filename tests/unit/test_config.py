@@ -243,11 +243,18 @@ def test_a_key_file_has_one_key_or_keys_with_ids(tmp_path: Path, text: str, keys
     assert config.read_keys(tmp_path / "keys") == keys
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o602, 0o620])
+@pytest.mark.parametrize("mode", [0o644, 0o602, 0o620, 0o640, 0o660])
 def test_a_key_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "keys").write_text("0123456789abcdef")
     (tmp_path / "keys").chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
+        config.read_keys(tmp_path / "keys")
+
+
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# the key is still missing\n\n")
+    (tmp_path / "keys").chmod(0o600)
+    with pytest.raises(ConfigError, match="has no key"):
         config.read_keys(tmp_path / "keys")
 
 
