@@ -30,8 +30,10 @@
  *   4. A table that is truncated under its mapping does not end the process: see `ringfold_hints_guard`.
  *
  * Threads. A `struct ringfold_agent` is used by one thread at a time; a lock of yours or one agent per thread are both
- * fine. Different agents share nothing but the SIGBUS guard, which is safe for threads. The copy in a forked child does
- * nothing: it sends nothing and closes nothing of its parent's; the child opens its own.
+ * fine. Different agents share nothing but the SIGBUS guard, which is safe for threads and has room for
+ * RINGFOLD_GUARD_RANGES of them; an agent beyond that finds no hints (RINGFOLD_HINTS_MISSING), and its flows are local.
+ * The copy in a forked child does nothing: it sends nothing and closes nothing of its parent's; the child opens its own.
+ * `close` ends the connection for all copies. If the parent is killed, its flows stay until the last copy is closed.
  *
  * The parts: the *core* decides and has no sockets and no clock (bytes and times in, bytes out), so that it is tested
  * in a simulation, and fits into an event loop of yours. The *shell* below it has the socket and the mapping. */
@@ -76,6 +78,7 @@ extern "C" {
 #define RINGFOLD_AGENT_RENEW_NS (1000 * RINGFOLD_AGENT_MS)   /* a flow is renewed this often, one after another */
 #define RINGFOLD_AGENT_RETRY_NS (1000 * RINGFOLD_AGENT_MS)   /* a flow beyond a limit is registered again */
 #define RINGFOLD_AGENT_SILENT_NS (10000 * RINGFOLD_AGENT_MS) /* an agent that does not respond for so long is left */
+#define RINGFOLD_AGENT_LATE_NS (RINGFOLD_AGENT_SILENT_NS / 2) /* a caller that polls less often is not the agent's fault */
 #define RINGFOLD_AGENT_REMAP_NS (100 * RINGFOLD_AGENT_MS)
 #define RINGFOLD_AGENT_MIN_RECONNECT_NS (50 * RINGFOLD_AGENT_MS)
 #define RINGFOLD_AGENT_MAX_RECONNECT_NS (30000 * RINGFOLD_AGENT_MS)
@@ -244,8 +247,8 @@ struct ringfold_agent_core {
   uint64_t last_connection;
   uint64_t unanswered;  /* requests */
   uint64_t response_ns; /* the last response, or the first request after none were unanswered */
-  uint64_t renew_ns, retry_ns;
-  uint32_t next_renewed;
+  uint64_t renew_ns, retry_ns, tick_ns;
+  uint32_t next_renewed, next_retried;
   uint64_t table_generation;  /* counts the agent's lives; 0: no agent */
   uint32_t requests_per_hint; /* as the agent advises; 0: no advice */
   uint8_t* out;               /* bytes to send: from out_begin to out_end */
@@ -360,7 +363,7 @@ static inline void ringfold_agent_core_connected(struct ringfold_agent_core* cor
   core->text[0] = 0;
   core->unanswered = 1; /* the hello */
   core->response_ns = now_ns;
-  core->renew_ns = core->retry_ns = now_ns;
+  core->renew_ns = core->retry_ns = core->tick_ns = now_ns;
   rest = ringfold_agent_core_frame(core, RINGFOLD_AGENT_HELLO, 0, 0, 0, sizeof core->name);
   if (rest != 0) memcpy(rest, core->name, sizeof core->name);
   for (each = 0; each < core->count; ++each) {
@@ -466,18 +469,22 @@ static inline int ringfold_agent_core_report(struct ringfold_agent_core* core, i
   return RINGFOLD_AGENT_OK;
 }
 
-/* What is due by time: renewals, and flows beyond a limit. Broken: the agent has not responded for too long. */
+/* What is due by time: renewals, and flows beyond a limit, each in turn. Broken: the agent has not responded for too
+ * long. After a long time without ticks that counts from now: what was requested meanwhile has not been sent yet. */
 static inline void ringfold_agent_core_tick(struct ringfold_agent_core* core, uint64_t now_ns) {
   uint32_t step;
   if (core->state == RINGFOLD_AGENT_AWAY) return;
+  if (now_ns > core->tick_ns && now_ns - core->tick_ns > RINGFOLD_AGENT_LATE_NS) core->response_ns = now_ns;
+  core->tick_ns = now_ns;
   if (core->unanswered > 0 && now_ns > core->response_ns && now_ns - core->response_ns > RINGFOLD_AGENT_SILENT_NS)
     core->is_broken = 1;
   if (core->state != RINGFOLD_AGENT_SERVED || core->count == 0) return;
   if (now_ns >= core->retry_ns + RINGFOLD_AGENT_RETRY_NS) {
     core->retry_ns = now_ns;
     for (step = 0; step < core->count; ++step) {
-      if (core->entries[step].state != RINGFOLD_FLOW_OVER_LIMIT) continue;
-      ringfold_agent_core_send_register(core, &core->entries[step], now_ns);
+      core->next_retried = (core->next_retried + 1) % core->count;
+      if (core->entries[core->next_retried].state != RINGFOLD_FLOW_OVER_LIMIT) continue;
+      ringfold_agent_core_send_register(core, &core->entries[core->next_retried], now_ns);
       break;
     }
   }
@@ -598,7 +605,7 @@ static inline int ringfold_agent_core_receive(struct ringfold_agent_core* core, 
 #define RINGFOLD_AGENT_ONSTACK 0x08000000
 #endif
 
-#define RINGFOLD_GUARD_RANGES 64
+#define RINGFOLD_GUARD_RANGES 1024 /* open agents; 8 KB */
 #define RINGFOLD_GUARD_SHARED __attribute__((weak, visibility("hidden")))
 
 struct ringfold_guard {
@@ -608,12 +615,12 @@ struct ringfold_guard {
   struct sigaction before;
 };
 
-RINGFOLD_GUARD_SHARED struct ringfold_guard ringfold_guard_v1;
+RINGFOLD_GUARD_SHARED struct ringfold_guard ringfold_guard_v2;
 
 static inline void ringfold_guard_on_bus_error(int number, siginfo_t* about, void* context) {
   const int kept = errno;
   const uintptr_t at = (uintptr_t)about->si_addr;
-  struct ringfold_guard* guard = &ringfold_guard_v1;
+  struct ringfold_guard* guard = &ringfold_guard_v2;
   int range;
   for (range = 0; range < RINGFOLD_GUARD_RANGES && about->si_code > 0; ++range) { /* one that was sent has no address */
     const uintptr_t base = __atomic_load_n(&guard->base[range], __ATOMIC_ACQUIRE);
@@ -637,7 +644,7 @@ static inline void ringfold_guard_on_bus_error(int number, siginfo_t* about, voi
 
 /* 0, or -1 if too many mappings are guarded. */
 static inline int ringfold_hints_guard(const struct ringfold_hints_map* map) {
-  struct ringfold_guard* guard = &ringfold_guard_v1;
+  struct ringfold_guard* guard = &ringfold_guard_v2;
   struct sigaction ours;
   int range, found = -1;
   while (__atomic_test_and_set(&guard->lock, __ATOMIC_ACQUIRE)) sched_yield();
@@ -658,7 +665,7 @@ static inline int ringfold_hints_guard(const struct ringfold_hints_map* map) {
 
 /* Before the mapping is closed. */
 static inline void ringfold_hints_unguard(const struct ringfold_hints_map* map) {
-  struct ringfold_guard* guard = &ringfold_guard_v1;
+  struct ringfold_guard* guard = &ringfold_guard_v2;
   int range;
   if (map->base == 0) return;
   while (__atomic_test_and_set(&guard->lock, __ATOMIC_ACQUIRE)) sched_yield();
@@ -783,6 +790,7 @@ static inline void ringfold_agent_connect(struct ringfold_agent* agent, uint64_t
 
 static inline void ringfold_agent_disconnect(struct ringfold_agent* agent, uint64_t now_ns) {
   uint64_t away_ns;
+  (void)shutdown(agent->fd, SHUT_RDWR); /* a forked child may have a copy of the socket, which would keep the flows */
   close(agent->fd);
   agent->fd = -1;
   ringfold_agent_core_disconnected(&agent->core);
@@ -951,7 +959,10 @@ static inline enum ringfold_flow_state ringfold_agent_wait(struct ringfold_agent
 
 /* Ends the connection, and with it every flow of this client. In a forked child it only frees the child's copy. */
 static inline void ringfold_agent_close(struct ringfold_agent* agent) {
-  if (agent->fd >= 0) close(agent->fd);
+  if (agent->fd >= 0) {
+    if (!ringfold_agent_is_forked(agent)) (void)shutdown(agent->fd, SHUT_RDWR);
+    close(agent->fd);
+  }
   agent->fd = -1;
   ringfold_agent_unmap(agent);
   ringfold_agent_core_free(&agent->core);

@@ -381,8 +381,10 @@ int main(int count, char** arguments) {
     else fail("there is no option %s", arguments[at]);
     at += 1;
   }
+  if (paths == 0) fail("no paths: give an ADDRESS to receive at, or LOCAL,REMOTE to send on, for each");
   if (strcmp(arguments[1], "receive") == 0) return receive_main(atoi(arguments[2]), arguments + 3, paths);
   if (strcmp(arguments[1], "send") != 0 || mb == 0 || mb > MAX_MB) fail("send or receive, and up to %u MB", MAX_MB);
+  if (paths < 2) fail("a flow has 2 to %u paths", MAX_PATHS);
   if (ringfold_agent_open(&the_sender.agent, directory, "split") != RINGFOLD_AGENT_OK) fail("a directory too long");
   ringfold_agent_set_requests_per_hint(&the_sender.agent, (uint32_t)requests); /* 0: as the agent advises */
   the_sender.paths = paths;

@@ -15,6 +15,8 @@
  *   refusal ID                                    the kind and the text of a flow's refusal; of the connection for -1
  *   counts                                        registered, refused, unanswered
  *   fork                                          what a child's copy answers to register, renew and poll
+ *   child                                         the pid of a child that stays, with its copy, until it is killed
+ *   close                                         `closed`: the flows have ended; no command may follow
  *   split BYTES PIECES ID                         how many pieces each path gets by the flow's hint */
 #include "ringfold_agent.h"
 
@@ -96,6 +98,18 @@ static void try_as_a_child(void) {
   printf("%d", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
+/* The child leaves its copy alone, as one does that knows nothing of the agent. */
+static void keep_a_child(void) {
+  const pid_t child = fork();
+  if (child == 0) {
+    close(0);
+    close(1);
+    alarm(600);
+    for (;;) pause();
+  }
+  printf("%d", (int)child);
+}
+
 static void split(char* words) {
   struct ringfold_split split;
   struct ringfold_hint hint = {{0}, 0, 0};
@@ -139,6 +153,11 @@ static void run_command(char* line) {
   if (strcmp(line, "counts") == 0)
     printf("%u %u %u", (unsigned)agent.core.registered, (unsigned)agent.core.refused, (unsigned)agent.core.unanswered);
   if (strcmp(line, "fork") == 0) try_as_a_child();
+  if (strcmp(line, "child") == 0) keep_a_child();
+  if (strcmp(line, "close") == 0) {
+    ringfold_agent_close(&agent);
+    printf("closed");
+  }
   if (strcmp(line, "split") == 0) split(rest);
   puts("");
 }

@@ -217,6 +217,22 @@ def test_a_forked_child_changes_nothing(program: Path, directory: Path, options:
         assert c("hint 0") == "2 0 0 65535"
 
 
+def test_a_closed_client_has_no_flows_although_a_child_has_its_socket(
+    program: Path, directory: Path, options: list[str]
+) -> None:
+    with agent(directory, *options), client(program, directory) as c, AgentConsole([directory]) as console:
+        c(f"register {FLOW}")
+        assert c(f"wait 0 {WAIT_MS}") == PLACED
+        child = int(c("child"))
+        try:
+            assert len(console.flows()) == 1
+            assert c("close") == "closed"
+            until(lambda: not console.flows(), "the flow stays while the child lives")
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_garbage_in_the_fixed_layout_is_refused_counted_and_harmless(
     program: Path, directory: Path, options: list[str]
 ) -> None:
@@ -310,6 +326,13 @@ def transfer(split: Path, directory: Path, *options: str) -> Iterator[tuple[Call
             finally:
                 sender.kill()
                 receiver.kill()
+
+
+@pytest.mark.parametrize("words", [["send", "7000"], ["receive", "7000"], ["send", "7000", PATHS[0]]])
+def test_the_example_needs_paths(split: Path, words: list[str]) -> None:
+    ran = subprocess.run([split, *words, "--mb", "1"], text=True, capture_output=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    assert "paths" in ran.stderr
 
 
 def test_the_example_splits_its_sends_by_the_hints(split: Path, directory: Path, options: list[str]) -> None:

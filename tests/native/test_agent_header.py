@@ -13,7 +13,7 @@ int use_{number}(void);
 int use_{number}(void) {{
   struct ringfold_hints_map map = {{0, 0, 0}};
   ringfold_hints_unguard(&map);
-  return ringfold_guard_v1.is_installed;
+  return ringfold_guard_v2.is_installed;
 }}
 """
 MAIN = """
@@ -51,3 +51,12 @@ def test_two_files_of_a_program_include_it_and_share_one_guard(tmp_path: Path, n
     program = tmp_path / "program"
     subprocess.run([compiler(name), *options, *FLAGS, *sources, "-o", str(program)], check=True)
     subprocess.run([str(program)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_late_callers_refused_flows_and_many_agents(tmp_path: Path, name: str) -> None:
+    program, source = tmp_path / "turns", ROOT / "tests" / "native" / "agent_turns.c"
+    checks = ["-std=c99", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([compiler(name), *FLAGS, *checks, str(source), "-o", str(program)], check=True)
+    ran = subprocess.run([str(program)], text=True, capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
