@@ -32,8 +32,9 @@
  * Threads. A `struct ringfold_agent` is used by one thread at a time; a lock of yours or one agent per thread are both
  * fine. Different agents share nothing but the SIGBUS guard, which is safe for threads and has room for
  * RINGFOLD_GUARD_RANGES of them; an agent beyond that finds no hints (RINGFOLD_HINTS_MISSING), and its flows are local.
- * The copy in a forked child does nothing: it sends nothing and closes nothing of its parent's; the child opens its own.
- * `close` ends the connection for all copies. If the parent is killed, its flows stay until the last copy is closed.
+ * The copy in a forked child does nothing: it sends nothing and closes nothing of its parent's; the child opens its
+ * own. `close` ends the connection for all copies. If the parent is killed, its flows stay until the last copy is
+ * closed.
  *
  * The parts: the *core* decides and has no sockets and no clock (bytes and times in, bytes out), so that it is tested
  * in a simulation, and fits into an event loop of yours. The *shell* below it has the socket and the mapping. */
@@ -78,7 +79,8 @@ extern "C" {
 #define RINGFOLD_AGENT_RENEW_NS (1000 * RINGFOLD_AGENT_MS)   /* a flow is renewed this often, one after another */
 #define RINGFOLD_AGENT_RETRY_NS (1000 * RINGFOLD_AGENT_MS)   /* a flow beyond a limit is registered again */
 #define RINGFOLD_AGENT_SILENT_NS (10000 * RINGFOLD_AGENT_MS) /* an agent that does not respond for so long is left */
-#define RINGFOLD_AGENT_LATE_NS (RINGFOLD_AGENT_SILENT_NS / 2) /* a caller that polls less often is not the agent's fault */
+#define RINGFOLD_AGENT_LATE_NS \
+  (RINGFOLD_AGENT_SILENT_NS / 2) /* a caller that polls less often is not the agent's fault */
 #define RINGFOLD_AGENT_REMAP_NS (100 * RINGFOLD_AGENT_MS)
 #define RINGFOLD_AGENT_MIN_RECONNECT_NS (50 * RINGFOLD_AGENT_MS)
 #define RINGFOLD_AGENT_MAX_RECONNECT_NS (30000 * RINGFOLD_AGENT_MS)

@@ -270,7 +270,7 @@ class GateSettings:
 class _Seen:
     """The replay window of one sender: the highest sequence, a bit for each below it, the newest time.
 
-    `floor_ns` is the newest time before its sequence began anew: what is not newer was seen, or may have been.
+    `floor_ns` is the newest time before it restarted its sequence: what is not newer was seen, or may have been.
     """
 
     highest: int
