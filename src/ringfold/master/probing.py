@@ -141,7 +141,9 @@ class Probing:
         if fault := _unreachable_reason(hello.addresses[0]) or self._full_reason():
             raise RemoteProtocolError(fault)
         node, moved = hello.number, self._relays.take_over(hello.number, hello.name, hello.addresses[0], hello.port)
-        if moved is None and (not FIRST_STANDALONE <= node <= LAST_STANDALONE or node in self._conns):
+        # Of the nodes in one message of a relay, the first are known to the table of relays only.
+        is_taken = node in self._conns or self._relays.relay_of(node) is not None
+        if moved is None and (is_taken or not FIRST_STANDALONE <= node <= LAST_STANDALONE):
             node = self._next_standalone
         self._next_standalone = max(self._next_standalone, node + 1)
         return node, moved or []

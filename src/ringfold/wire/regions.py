@@ -40,6 +40,11 @@ MAX_RELAY_NODES = 512
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 """The largest message of a relay: 512 reports with 60 edges each."""
 
+MAX_REPORT_EDGES = 4_096
+"""Edges of a report: a run has no more nodes."""
+MAX_REPORT_ROW_BYTES, MAX_EDGE_ROW_BYTES = 256, 256
+"""A report's row without its edges, and an edge's without its text, in the longest encoding of every number."""
+
 
 class EdgeRow(EdgeFit, frozen=True, array_like=True, gc=False):
     """An `EdgeFit` as an array."""
@@ -196,6 +201,12 @@ def report_row(node: NodeId, report: RoundReport, waited_ns: int) -> ReportRow:
         "held_ns": report.held_ns + waited_ns,
     }
     return ReportRow(**fields)
+
+
+def row_bytes(report: RoundReport) -> int:
+    """How many bytes the row of a report may have at most."""
+    text = sum(len(text.encode()) for fit in report.edges for text in (fit.estimator, fit.why, fit.refused))
+    return MAX_REPORT_ROW_BYTES + MAX_EDGE_ROW_BYTES * len(report.edges) + text
 
 
 def report_of(batch: RelayReports, row: ReportRow) -> RoundReport:

@@ -176,3 +176,32 @@ def test_a_relay_is_no_idle_client() -> None:
     root.relay(1)
     root.pass_time(120_000, 1)
     assert root.closed == set()
+
+
+def test_a_relay_that_registers_two_nodes_under_one_id_is_dropped_alone() -> None:
+    root = Root()
+    root.relay(1)
+    root.relay(2)
+    root.join(2, 1)
+    answers = root.receive(1, RelayNodes(joined=[entry(1, 1_000_050), entry(2, 1_000_050)]))
+    assert [type(answer) for answer in answers] == [Refused]
+    assert root.closed == {1}
+    root.collect(root.master.step(root.now, ConnectionClosed(1, "closed")))
+    assert len(root.join(2, 2)) == 1, "the run continues"
+    root.pass_time(300, 2)
+    assert any(isinstance(message, RelayRound) for conn, message in root.sent if conn == 2)
+
+
+def test_nodes_in_one_message_get_different_ids_whatever_they_had() -> None:
+    """The first gets the next free id, which the second one asks for."""
+    root = Root()
+    root.relay(1)
+    [answers] = [
+        each
+        for each in root.receive(1, RelayNodes(joined=[entry(1), entry(2, 1_000_001)]))
+        if isinstance(each, RelayAnswers)
+    ]
+    assert len(set(answers.accepted.values())) == 2
+    root.collect(root.master.step(root.now, ConnectionClosed(1, "closed")))
+    root.relay(2)
+    assert len(root.join(2, 1, 2)) == 2, "the run continues"

@@ -46,6 +46,7 @@ from ringfold.wire.regions import (
     MAX_BATCH_BYTES,
     MAX_RELAY_NODES,
     MAX_RELAYS,
+    MAX_REPORT_EDGES,
     NodeEntry,
     RelayAlarm,
     RelayAnswers,
@@ -60,6 +61,7 @@ from ringfold.wire.regions import (
     graphs_of,
     report_of,
     report_row,
+    row_bytes,
 )
 
 WELCOME = RelayWelcome(b"", 250, 1_000, 5_000)
@@ -284,6 +286,64 @@ def test_graphs_and_clocks_reach_each_node_as_they_were_sent() -> None:
     assert (graphs_of(graph), clocks_of(clock)) == (graphs, clocks)
     with pytest.raises(RemoteProtocolError, match="not in the list"):
         graphs_of(msgspec.structs.replace(graph, neighbours=graph.neighbours[:1]))
+
+
+def long_report(sequence: int, window: int, edges: int) -> RoundReport:
+    """A report with many edges that have nothing but a long text: as a row they are much longer."""
+    fits = [EdgeFit(11, dst, refused="\u20ac" * 40) for dst in range(edges)]
+    return msgspec.structs.replace(report(sequence, window=window), edges=fits)
+
+
+def test_a_batch_that_the_root_would_refuse_is_sent_as_several_messages() -> None:
+    region = Region(8)
+    table = RelayTable()
+    table.add(1, RelayHello(1, "r", "east", b"", b""))
+    table.receive(1, RelayNodes(joined=[entry(link) for link in region.links]), 100, lambda one: (10 + one.link, []))
+    effects: list[RelayEffect] = []
+    for window in range(MAX_HELD):
+        for link in region.links:
+            effects += region.step(LinkMessageReceived(link, long_report(7, window, MAX_REPORT_EDGES)))
+    effects += region.pass_time(LATE_HOLD_MS)
+    sent = batches(effects)
+    sizes = [len(encode(message)) for message in sent]
+    assert sum(sizes) > MAX_BATCH_BYTES >= max(sizes)
+    assert len(sent) < MAX_HELD * len(region.links) / 2, "reports still come together"
+    taken = [
+        action for message, size in zip(sent, sizes, strict=True) for action in table.receive(1, message, size, refuse)
+    ]
+    assert sum(isinstance(action, ReportReceived) for action in taken) == MAX_HELD * len(region.links)
+    assert region.relay.counts.refused == 0
+
+
+def refuse(entry: NodeEntry) -> tuple[int, list[SendToRelay]]:
+    raise RemoteProtocolError("nobody joins here")
+
+
+def test_a_batch_has_no_more_reports_than_the_root_accepts() -> None:
+    region = Region(MAX_RELAY_NODES)
+    effects: list[RelayEffect] = []
+    for window in (1, 2):
+        for link in region.links:
+            effects += region.step(LinkMessageReceived(link, report(7, window=window)))
+    sent = batches(effects + region.pass_time(LATE_HOLD_MS))
+    assert [len(message.reports) for message in sent] == [MAX_RELAY_NODES, MAX_RELAY_NODES]
+
+
+def test_the_bytes_of_a_row_are_not_underestimated() -> None:
+    big = (1 << 63) - 1
+    ints = {name: big for name, kind in EdgeFit.__annotations__.items() if kind in (int, "int")}
+    fit = EdgeFit(**{**ints, "src": big, "dst": big}, low=(-big,) * 3, high=(big,) * 3, why="\u20ac" * 500)  # type: ignore[arg-type]
+    whole = RoundReport(RoundId(big, big), *(big,) * 4, [fit] * 50, *(big - 1,) * 9)  # type: ignore[call-arg, arg-type]
+    row = report_row(big, whole, 1)
+    assert 0.5 * row_bytes(whole) < len(encode(RelayReports(RoundId(), 0, [row]))) - 100 < row_bytes(whole)
+
+
+def test_a_report_with_more_edges_than_nodes_closes_the_link_of_its_node_only() -> None:
+    region = Region(2)
+    effects = region.step(LinkMessageReceived(1, long_report(7, 1, MAX_REPORT_EDGES + 1)))
+    assert [effect.link for effect in effects if isinstance(effect, CloseLink)] == [1]
+    assert region.relay.nodes == 1
+    assert batches(region.pass_time(LATE_HOLD_MS)) == []
 
 
 # The root

@@ -13,7 +13,7 @@ after the time that the reports of these nodes usually take, or after the root's
 and a margin, whichever is earlier. A node is awaited unless its heartbeats are missing, or it was not in time for the
 last batch: so one silent node delays one batch. The rules are those of the root (`rounds/liveness.py`). Reports after
 the deadline, and those of windows that end by the nodes' own clocks (`time`), are held for LATE_HOLD_MS, so that others
-can join them.
+can join them. A batch that the root would refuse, by its reports or its bytes, is sent as several messages.
 
 **Without a root there is no relay.** When the connection to the root is lost, all nodes are disconnected: they try the
 next address of their list, and connect again when a root is back. So a node's connection always means that a root knows
@@ -55,7 +55,9 @@ from ringfold.probe.rounds.liveness import NodeTable
 from ringfold.states import Transitions
 from ringfold.wire.probing import NodeId, RoundAlarm, RoundEnd, RoundId, RoundReport
 from ringfold.wire.regions import (
+    MAX_BATCH_BYTES,
     MAX_RELAY_NODES,
+    MAX_REPORT_EDGES,
     FromRoot,
     Link,
     NodeEntry,
@@ -70,8 +72,11 @@ from ringfold.wire.regions import (
     clocks_of,
     graphs_of,
     report_row,
+    row_bytes,
 )
 
+MAX_MESSAGE_BYTES = MAX_BATCH_BYTES - 1_024
+"""The rows of one message; its other fields take less than the rest."""
 LATE_HOLD_MS = 5
 """How long a report that no batch waits for is held, so that others can join it."""
 MAX_HELD = 4
@@ -137,6 +142,8 @@ class _HeldReport:
     node: NodeId
     report: RoundReport
     received_ns: int
+    size: int
+    """Of its row, at most."""
 
 
 @dataclass(slots=True)
@@ -402,6 +409,9 @@ class RelayMachine:
 
     def _hold(self, now_ns: int, known: _NodeLink, report: RoundReport) -> None:
         """Keep a report until its batch is sent."""
+        if len(report.edges) > MAX_REPORT_EDGES:
+            self._drop(now_ns, known, f"a report of {len(report.edges)} edges (limit {MAX_REPORT_EDGES})")
+            return
         mine = self._held.get(known.node, [])
         if any(held.report.round == report.round and held.report.window == report.window for held in mine):
             return  # it was sent again
@@ -412,7 +422,7 @@ class RelayMachine:
         round, passed_on_ns = self._last_end
         if report.round == round and report.end_sent_ns:
             self._table.took(known.node, now_ns - passed_on_ns)
-        self._held.setdefault(known.node, []).append(_HeldReport(known.node, report, now_ns))
+        self._held.setdefault(known.node, []).append(_HeldReport(known.node, report, now_ns, row_bytes(report)))
         if self._gather is not None and report.round == self._gather.round:
             self._stop_awaiting(now_ns, known.node)
             return
@@ -437,17 +447,18 @@ class RelayMachine:
         self._flush(now_ns)
 
     def _flush(self, now_ns: int) -> None:
-        """Send all held reports: one message for each round."""
+        """Send all held reports: one message for each round, or several if the root would refuse it."""
         self._flush_due_ns = None
         held, self._held = self._held, {}
         batches: dict[tuple[RoundId, int], list[_HeldReport]] = {}
         for one in (report for reports in held.values() for report in reports):
             batches.setdefault(self._batch_of(one.report), []).append(one)
         for (round, end_sent_ns), batch in batches.items():
-            rows = [report_row(one.node, one.report, now_ns - one.received_ns) for one in batch]
-            self._out.append(SendToRoot(RelayReports(round, end_sent_ns, rows)))
-            self.counts.batches += 1
-            self.counts.reports += len(rows)
+            for part in _parts(batch):
+                rows = [report_row(one.node, one.report, now_ns - one.received_ns) for one in part]
+                self._out.append(SendToRoot(RelayReports(round, end_sent_ns, rows)))
+                self.counts.batches += 1
+                self.counts.reports += len(rows)
 
     def _batch_of(self, report: RoundReport) -> tuple[RoundId, int]:
         """Reports with the same of this are one message."""
@@ -489,3 +500,16 @@ class RelayMachine:
         if suspected:
             self.counts.suspected += len(suspected)
             self._out.append(SendToRoot(RelayNodes(suspected=suspected)))
+
+
+def _parts(batch: list[_HeldReport]) -> list[list[_HeldReport]]:
+    """The reports of a batch, in their order, as few messages that the root accepts."""
+    parts: list[list[_HeldReport]] = [[]]
+    size = 0
+    for one in batch:
+        if len(parts[-1]) == MAX_RELAY_NODES or (parts[-1] and size + one.size > MAX_MESSAGE_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += one.size
+    return parts

@@ -204,6 +204,9 @@ class RelayTable:
         links = [one.link for one in message.joined]
         if len(set(links)) < len(links) or any(link in entry.links or link < 0 for link in links):
             raise RemoteProtocolError("it registers a link twice")
+        numbers = [one.number for one in message.joined if one.number]
+        if len(set(numbers)) < len(numbers):
+            raise RemoteProtocolError("it registers two nodes under one id")
         actions: list[RootAction] = []
         for link, reason in sorted(message.left.items()):
             node = entry.links.get(link)
