@@ -115,6 +115,33 @@ def test_a_clock_that_went_back_starts_again() -> None:
     assert result.windows.tolist() == [1]
 
 
+def test_a_window_that_comes_again_changes_nothing() -> None:
+    """Where windows end by the nodes' own clocks, a round may have the window of the last round once more."""
+    truth = world(2)
+    fits = [line(truth, number, error=10.0 * number) for number in range(4)]
+    once, filters = combined(fits)
+    again, after = combined(fits[-1:], filters)
+    assert again.windows.tolist() == once.windows.tolist() == [4]
+    for name in ("beta", "alpha", "sigma", "sigma_alpha", "low", "high"):
+        assert np.array_equal(getattr(again.edges, name), getattr(once.edges, name)), name
+    for name in ("t0", "state", "covariance", "probability", "windows"):
+        assert np.allclose(getattr(after, name), getattr(filters, name), rtol=1e-12, atol=1e-9), name
+    following = line(truth, 4)
+    assert combined([following], after)[0].edges.sigma[0] == pytest.approx(
+        combined([following], filters)[0].edges.sigma[0]
+    )
+
+
+@pytest.mark.parametrize("numbers", [(5, 6, 2), (5, 6, 200), (5, 5)])
+def test_an_edge_that_starts_again_or_repeats_is_not_believed_more_than_those_that_hold(numbers: list[int]) -> None:
+    truth = world(2)
+    result, _ = combined([line(truth, number) for number in numbers])
+    held, _ = combined([line(truth, number) for number in range(2)])
+    assert result.windows.tolist() == [1]
+    assert result.edges.sigma[0] >= held.edges.sigma[0]
+    assert result.edges.sigma_alpha[0] >= held.edges.sigma_alpha[0]
+
+
 def test_a_proof_is_never_overruled() -> None:
     """The former windows say one thing within their error, the corridor of the newest excludes it."""
     truth = world(2)

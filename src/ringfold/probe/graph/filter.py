@@ -19,6 +19,9 @@ of it, as everywhere: that is what the certified bounds are for.
 has changed: it starts again from the window. The combined line must lie inside the certified corridor of the newest
 window wherever the line of that window does; if not, the edge starts again. So no former window overrules a proof. An
 edge that starts again keeps the caution in its standard error, or the graph would believe it more than those that hold.
+
+*Repeats.* Where windows end by the nodes' own clocks, a round may have no new window of an edge, and the newest one is
+in it again, with the same t0. It says nothing new: the bank stays as it is, and the combined line is the one it has.
 """
 
 from collections.abc import Sequence
@@ -110,13 +113,13 @@ def combine(
     if not len(edges):
         return Combined(edges, np.empty(0, np.int64), filters)
     fresh = _fresh(edges, names, settings)
-    before, is_continued = _known(filters, names, fresh)
-    bank = _updated(edges, fresh, before, is_continued, settings)
-    combined, windows = _line(edges, bank, is_continued, settings)
+    known = _known(filters, names, fresh)
+    bank = _updated(edges, fresh, known, settings)
+    combined, windows = _line(edges, bank, known.is_known, settings)
     is_proven_wrong = _leaves_corridor(combined) & ~_leaves_corridor(edges)
     if is_proven_wrong.any():
         bank = _where(is_proven_wrong, fresh, bank)
-        combined, windows = _line(edges, bank, is_continued, settings)
+        combined, windows = _line(edges, bank, known.is_known, settings)
     settled = replace(bank, beta=combined.beta, state=_rebased(bank, combined.beta))
     return Combined(combined, windows, _merged(filters, settled))
 
@@ -142,13 +145,22 @@ def _fresh(edges: Edges, names: Sequence[EdgeName], settings: FilterSettings) ->
     )
 
 
-def _known(
-    filters: EdgeFilters, names: Sequence[EdgeName], fresh: EdgeFilters
-) -> tuple[EdgeFilters, npt.NDArray[np.bool_]]:
-    """The banks of these edges before this window, and which of them can be continued. The others are fresh."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The banks of some edges before this window; those that cannot be continued are fresh."""
+
+    before: EdgeFilters
+    is_known: npt.NDArray[np.bool_]
+    """Whether the edge had a window before, be it too old to be continued."""
+    is_continued: npt.NDArray[np.bool_]
+    is_repeated: npt.NDArray[np.bool_]
+    """Whether the bank has this very window already. It is continued, too."""
+
+
+def _known(filters: EdgeFilters, names: Sequence[EdgeName], fresh: EdgeFilters) -> _Known:
     rows, is_known = filters.rows_of(names)
     if not is_known.any():
-        return fresh, is_known
+        return _Known(fresh, is_known, is_known, is_known)
     before = EdgeFilters(
         tuple(names),
         filters.t0[rows],
@@ -160,18 +172,13 @@ def _known(
         fresh.absent,
     )
     age = fresh.t0 - before.t0
-    is_continued = is_known & (age > 0) & (age <= MAX_AGE_NS)
-    return _where(~is_continued, fresh, before), is_continued
+    is_continued = is_known & (age >= 0) & (age <= MAX_AGE_NS)
+    return _Known(_where(~is_continued, fresh, before), is_known, is_continued, is_continued & (age == 0))
 
 
-def _updated(
-    edges: Edges,
-    fresh: EdgeFilters,
-    before: EdgeFilters,
-    is_continued: npt.NDArray[np.bool_],
-    settings: FilterSettings,
-) -> EdgeFilters:
-    """Predict and correct, every filter of every edge at once."""
+def _updated(edges: Edges, fresh: EdgeFilters, known: _Known, settings: FilterSettings) -> EdgeFilters:
+    """Predict and correct, every filter of every edge at once. A repeated window corrects nothing."""
+    before, is_continued, is_repeated = known.before, known.is_continued, known.is_repeated[:, None]
     if not is_continued.any():
         return fresh
     since = (edges.t0 - before.t0).astype(np.float64)
@@ -182,16 +189,17 @@ def _updated(
     total = expected + fresh.covariance
     inverse = np.linalg.inv(total)
     squared = np.einsum("efi,efij,efj->ef", error, inverse, error)
-    gain = expected @ inverse
+    gain = np.where(is_repeated[:, :, None, None], 0.0, expected @ inverse)
     state = predicted + np.einsum("efij,efj->efi", gain, error)
     state[:, :, 0] -= moved[:, None]  # relative to the window's own beta
     covariance = expected - gain @ expected
-    restarts = (squared > settings.gate) | ~is_continued[:, None]
+    restarts = ((squared > settings.gate) & ~is_repeated) | ~is_continued[:, None]
     likelihood = np.exp(-0.5 * np.minimum(squared, settings.gate)) / np.sqrt(np.linalg.det(total))
     weight = before.probability**settings.forget * likelihood
     probability = weight / np.maximum(weight.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     probability = np.maximum(probability, MIN_PROBABILITY)
     probability = np.where(restarts.all(axis=1)[:, None], fresh.probability, probability)
+    probability = np.where(is_repeated, before.probability, probability)
     return EdgeFilters(
         fresh.names,
         edges.t0,
@@ -199,7 +207,7 @@ def _updated(
         np.where(restarts[:, :, None], fresh.state, state),
         np.where(restarts[:, :, None, None], fresh.covariance, covariance),
         probability / probability.sum(axis=1, keepdims=True),
-        np.where(restarts, 1, before.windows + 1),
+        np.where(restarts, 1, before.windows + ~is_repeated),
         fresh.absent,
     )
 
@@ -222,11 +230,11 @@ def _predicted(before: EdgeFilters, since_ns: Floats, wanders: Floats) -> tuple[
 
 
 def _line(
-    edges: Edges, bank: EdgeFilters, is_continued: npt.NDArray[np.bool_], settings: FilterSettings
+    edges: Edges, bank: EdgeFilters, is_known: npt.NDArray[np.bool_], settings: FilterSettings
 ) -> tuple[Edges, Ints]:
     """The mean of each bank as a line, with its standard errors; and how many windows it is made of, on average.
 
-    `is_continued` are the edges that had former windows.
+    `is_known` are the edges that had windows before.
     """
     share = bank.probability
     offset, alpha = ((share * bank.state[:, :, which]).sum(axis=1) for which in (0, 1))
@@ -237,7 +245,7 @@ def _line(
     sigma, sigma_alpha = (np.sqrt(variance + floor**2) for variance, floor in zip(variances, floors, strict=True))
     shift = -whole[:, None] + (edges.alpha - alpha)[:, None] * edges.half[:, None] * np.array([-1.0, 0.0, 1.0])
     is_alone = (bank.windows == 1).all(axis=1)  # then it is the line of the window itself
-    is_first = is_alone & ~is_continued
+    is_first = is_alone & ~is_known
     combined = replace(
         edges,
         beta=edges.beta + whole.astype(np.int64),
