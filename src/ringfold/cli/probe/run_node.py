@@ -167,6 +167,7 @@ async def _run_hosted_node(resolved: Resolved, nodes: Nodes, me: Neighbour, opti
     request = NodeRequest(
         name=me.name,
         token=nodes.token,
+        address=me.address,
         port=me.port,
         listen_only=me.node in nodes.listeners,
         estimator=options.estimator,

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,6 +69,16 @@ class ExportSettings:
 def log_path(directory: Path, node: NodeId | None) -> Path:
     """The present file of a node, or of the whole run (`node` None)."""
     return directory / (RUN_LOG if node is None else f"{node}.jsonl")
+
+
+def check_writable(directory: Path) -> None:
+    """Make the directory of a log, and a file in it that is gone at once. ConfigError if that is not possible."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigError(f"no log can be written into {directory}: {error.strerror or error}") from None
 
 
 class ProbeLog:

@@ -131,6 +131,6 @@ def _resolve_address(node: Neighbour) -> Neighbour:
     """The node with its address as a literal."""
     try:
         literal = network.literals(node.address, node.port)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"node {node.name}: {node.address!r} is not known ({error})") from None
     return Neighbour(node.node, node.name, literal, node.port)

@@ -1,7 +1,8 @@
 """A process that only probes, as a node of a master: the connection to the master, and reconnecting. A shell; asyncio.
 
 The master is tried again and again; while it cannot be reached the node goes on alone, as its machine decides. The node
-ends by `stop`, or when a master refuses it: a wrong token does not become right by a retry.
+ends by `stop`, or when a master refuses it: a wrong token does not become right by a retry. It also ends by an error of
+its own, for example a log that cannot be written.
 
 While it is connected, the node sends heartbeats, and expects those of the master: so each side notices within seconds
 that the other one is frozen, or has lost power.
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from ringfold.config import DEFAULT_RUN, Resolved, check_run_name, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
-from ringfold.probe.logs.files import ExportSettings, ProbeLog
+from ringfold.probe.logs.files import ExportSettings, ProbeLog, check_writable
 from ringfold.probe.nodes.callbacks import ProbeWindow
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
@@ -67,6 +68,10 @@ KEEPALIVE_S = 6
 machine is gone."""
 
 _log = logging.getLogger("ringfold.probe")
+
+
+class _RefusedByMaster(ConfigError):
+    """A master does not accept this node. Any other ConfigError is this node's own."""
 
 
 class JoinedNode:
@@ -131,7 +136,8 @@ class JoinedNode:
         self.control_bytes += size
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run the node until `stop` is set. Raises ConfigError if a master refuses it before one has accepted it."""
+        """Run the node until `stop` is set. Raises ConfigError if a master refuses it before one has accepted it, or
+        if the log cannot be written."""
         parts = (self._stay_connected(), self._tick_when_due(), stop.wait())
         try:
             await asyncio_support.run_until_first_ends("ringfold node", *parts)
@@ -169,7 +175,7 @@ class JoinedNode:
                     await self._run_connection(host, port)
                     reason = "it closed the connection"
                     pause_s = MIN_PAUSE_S
-                except ConfigError as error:
+                except _RefusedByMaster as error:
                     # The token was right before: another process may listen at the port of a dead master.
                     if not self._was_welcomed:
                         raise
@@ -287,13 +293,13 @@ class JoinedNode:
                     case Refused(reason, again=True):
                         raise RemoteProtocolError(reason)  # it is not the leader: another one may be
                     case Refused(reason):
-                        raise ConfigError(f"the master at {where} refused this node: {reason}")
+                        raise _RefusedByMaster(f"the master at {where} refused this node: {reason}")
                     case Challenge() if challenge is None:
                         challenge = message
                         writer.write(message_frame(self._hello(challenge, mine)))
                     case NodeWelcome() if challenge is not None and welcome is None:
                         if not proven(self._token, message.proof, "welcome", mine, challenge.nonce):
-                            raise ConfigError(f"the master at {where} does not know this run's token")
+                            raise _RefusedByMaster(f"the master at {where} does not know this run's token")
                         welcome = message
                         self._heartbeat_ms, self._evict_after_ms = message.heartbeat_ms, message.evict_after_ms
                         frames.limit = MAX_FRAME_BYTES
@@ -311,7 +317,7 @@ class JoinedNode:
 
     def _hello(self, challenge: Challenge, mine: bytes) -> NodeHello:
         if not challenge.oldest <= PROTOCOL_VERSION <= challenge.newest:
-            raise ConfigError(
+            raise _RefusedByMaster(
                 f"the master speaks protocol versions {challenge.oldest} to {challenge.newest}, this node "
                 f"{PROTOCOL_VERSION}: install the same Ringfold on both sides"
             )
@@ -340,7 +346,7 @@ class JoinedNode:
             case Refused(reason, again=True):
                 raise RemoteProtocolError(reason)
             case Refused(reason):
-                raise ConfigError(f"the master has removed this node: {reason}")
+                raise _RefusedByMaster(f"the master has removed this node: {reason}")
             case _:
                 raise RemoteProtocolError(f"it sent {type(message).__name__} to a node")
 
@@ -352,6 +358,8 @@ class NodeRequest:
     name: str = ""
     token: bytes | None = None
     """None: that of the settings."""
+    address: str = ""
+    """Where others reach it, and what its socket is bound to. Empty: `advertise`, or the address towards the master."""
     port: int | None = None
     """The UDP port; None: the first that is free."""
     listen_only: bool = False
@@ -373,18 +381,12 @@ def make_node(
 ) -> JoinedNode:
     """A node of the settings' run and masters, with a socket and a shell; `run` makes it connect."""
     masters = settings.listed("master")
-    host, port = split_address(masters[0])
-    try:
-        local = network.local_address_towards(network.literals(host, port)[0], port)
-    except OSError as error:
-        raise ConfigError(f"no route to the master at {masters[0]}: {error}") from None
-    try:
-        advertised = [network.literals(name, 0)[0] for name in settings.listed("advertise")]
-    except OSError as error:
-        raise ConfigError(f"advertise: {error}") from None
-    bind = local if not advertised else "::" if ":" in local else "0.0.0.0"
+    bind, addresses = _addresses(settings, request)
     run = check_run_name(settings.text("run"))
     token = run_token(settings.token() if request.token is None else request.token, run)
+    directory = request.export or settings.value("probe_export")
+    if isinstance(directory, Path):
+        check_writable(directory)
     name = request.name or settings.text("name") or f"{network.host_name()}:{os.getpid()}"
     prober = _bound(bind, settings.integer("data_port"), request)
     node = JoinedNode(
@@ -392,7 +394,7 @@ def make_node(
         token,
         name=name,
         host=network.host_name(),
-        addresses=advertised or (local,),
+        addresses=addresses,
         port=prober.port,
         listen_only=request.listen_only,
         run=run,
@@ -403,7 +405,6 @@ def make_node(
     node.bind = bind
 
     def open_log(node_id: NodeId) -> ProbeLog | None:
-        directory = request.export or settings.value("probe_export")
         if not isinstance(directory, Path):
             return None
         export = ExportSettings(directory=directory, points=request.points)
@@ -421,6 +422,37 @@ def make_node(
         log_fits=settings.switch("probe_log_fits"),
     )
     return node
+
+
+def _addresses(settings: Resolved, request: NodeRequest) -> tuple[str, list[str]]:
+    """The local address of the socket, and those at which others reach it."""
+    if request.address:
+        literal = _literals("the address of this node", [request.address])
+        return literal[0], literal
+    local = _address_towards(settings.listed("master"))
+    advertised = _literals("advertise", settings.listed("advertise"))
+    if not advertised:
+        return local, [local]
+    return "::" if ":" in local else "0.0.0.0", advertised
+
+
+def _literals(what: str, names: Sequence[str]) -> list[str]:
+    try:
+        return [network.literals(name, 0)[0] for name in names]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{what}: {', '.join(names)} is not known ({error})") from None
+
+
+def _address_towards(masters: Sequence[str]) -> str:
+    """This host's address on the way to the first master that has a known name and a route."""
+    reasons = []
+    for master in masters:
+        host, port = split_address(master)
+        try:
+            return network.local_address_towards(network.literals(host, port)[0], port)
+        except (OSError, UnicodeError) as error:
+            reasons.append(f"no route to the master at {master}: {error}")
+    raise ConfigError("; ".join(reasons) or "no address of a master was given")
 
 
 def _bound(bind: str, first_port: int, request: NodeRequest) -> ProbeSocket:
