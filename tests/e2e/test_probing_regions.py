@@ -3,11 +3,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from ports import free_port
 from probe_nodes import SHORT, Rounds, missing
-from programs import ClusterProcess, Message, ProgramCluster
+from programs import WAIT_S, ClusterProcess, Message, ProgramCluster
+
+import ringfold as rf
+from ringfold.wire.probing import RoundSummary
 
 LIVELY = {**SHORT, "heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms": 2_000}
 """A master that drops a silent relay soon."""
@@ -91,6 +95,25 @@ def test_two_regions_and_a_node_of_its_own_are_one_round_and_lose_their_relays(c
     frozen.thaw()
     frozen.expect_output("is connected to the master at")
     rounds.whole(*names)
+
+
+def test_a_program_behind_a_relay_reads_and_requests_rounds(cluster: ProgramCluster) -> None:
+    """The relay, which is first in its list, takes no requests: the master does."""
+    master = cluster.start_master(**SHORT)
+    _, relay = start_relay(cluster, "east")
+    start_behind(cluster, ["n0"], relay, master.address)
+    published: Queue[RoundSummary] = Queue()
+    with rf.Prober(master=[relay, master.address], me="program") as prober:
+        prober.on_round(published.put)
+        Rounds(master).whole("n0", "program")
+        assert prober.round(label="by hand").label == "by hand"
+        assert sorted(prober.names.values()) == ["n0", "program"]
+        assert prober.status().world.peers == 0
+        assert published.get(timeout=WAIT_S).round.sequence >= 1
+    shown = cluster.start_command("show", "probe", "show", "--json", master=f"{relay},{master.address}")
+    assert shown.wait() == 0
+    status = cluster.start_command("status", "status", "--json", master=f"{relay},{master.address}")
+    assert status.wait() == 0
 
 
 def test_a_relay_needs_the_token_and_its_nodes_too(cluster: ProgramCluster, tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def evict(
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
     masters, token, wanted = resolved.listed("master"), resolved.token(), resolved.named_run()
-    with master_client.connect(masters, token, run=wanted) as connection:
-        response = connection.evict(peer, reason, f"{process.user_name()} on {network.host_name()}")
+    by = f"{process.user_name()} on {network.host_name()}"
+    response = master_client.ask(masters, token, lambda client: client.evict(peer, reason, by), run=wanted)
     if as_json:
         print_json(response)
         raise typer.Exit(0 if response.done else 1)

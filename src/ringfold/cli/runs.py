@@ -7,6 +7,8 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfold.runtime.master_client import MasterClient
     from ringfold.wire.status import RunInfo, RunList
 
@@ -47,8 +49,8 @@ def runs(
         if master or as_json or token_file or config:
             raise UsageError(f"write the options after {context.invoked_subcommand!r}")
         return
-    with _connect(master, token_file, config) as connection:
-        _show(connection.address, connection.runs(), as_json=as_json)
+    where, listed = _ask(master, token_file, config, lambda client: client.runs())
+    _show(where, listed, as_json=as_json)
 
 
 @app.command()
@@ -64,19 +66,25 @@ def forget(
 
     A run that has peers is not forgotten. Checkpoints are not touched.
     """
-    with _connect([address] if address else master, token_file, config) as connection:
-        left = connection.forget(name)
-        if not as_json:
-            typer.echo(f"run {name} is forgotten")
-        _show(connection.address, left, as_json=as_json)
+    where, left = _ask([address] if address else master, token_file, config, lambda client: client.forget(name))
+    if not as_json:
+        typer.echo(f"run {name} is forgotten")
+    _show(where, left, as_json=as_json)
 
 
-def _connect(master: list[str] | None, token_file: Path | None, config: Path | None) -> "MasterClient":
+def _ask(
+    master: list[str] | None,
+    token_file: Path | None,
+    config: Path | None,
+    request: "Callable[[MasterClient], RunList]",
+) -> "tuple[str, RunList]":
+    """The address that answered, and its runs."""
     from ringfold import config as settings
     from ringfold.runtime import master_client
 
     resolved = settings.load({"master": master or None, "token_file": token_file, "config": config})
-    return master_client.connect(resolved.listed("master"), resolved.token())
+    masters, token = resolved.listed("master"), resolved.token()
+    return master_client.ask(masters, token, lambda client: (client.address, request(client)))
 
 
 def _show(address: str, listed: "RunList", *, as_json: bool) -> None:

@@ -48,11 +48,11 @@ def status(
     if watch:
         _watch(master_client.follow_status(masters, token, every_ms / 1000, run=wanted))
         return
-    with master_client.connect(masters, token, run=wanted) as connection:
-        if as_json:
-            print_json(connection.status())
-        else:
-            console.print(render(connection.address, connection.status()))
+    where, seen = master_client.ask(masters, token, lambda client: (client.address, client.status()), run=wanted)
+    if as_json:
+        print_json(seen)
+    else:
+        console.print(render(where, seen))
 
 
 def _watch(seen: "Iterator[tuple[str, Status] | MasterUnreachable]") -> None:

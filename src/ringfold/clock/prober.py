@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from ringfold import config
 from ringfold.clock.global_clock import ClockModel, GlobalClock
@@ -32,8 +32,10 @@ from ringfold.probe.nodes.nodes_file import Nodes
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
 from ringfold.runtime import master_client
 from ringfold.runtime.asyncio_support import LoopThread
-from ringfold.wire.probing import Cadence, Neighbour, NodeClock, NodeId, RoundSummary
+from ringfold.wire.probing import Cadence, Neighbour, NodeClock, NodeId, ProbeAnswer, RoundSummary
 from ringfold.wire.status import Status
+
+Result = TypeVar("Result")
 
 MAX_WINDOW_S = 660.0
 """A window may take ten minutes: by default a wait for one, or for a round, ends after this."""
@@ -301,17 +303,17 @@ class _NodeInRun:
         return self.events.windows(timeout_s)
 
     def fetch(self) -> RoundSummary | None:
-        with self._client() as client:
-            return client.probe("show").summary
+        return self._ask(lambda client: client.probe("show").summary)
 
     def status(self) -> Status:
-        with self._client() as client:
-            return client.status()
+        return self._ask(lambda client: client.status())
 
     def request_round(self, label: str, timeout_s: float) -> RoundSummary:
-        with self._client() as client:
+        def request(client: master_client.MasterClient) -> ProbeAnswer:
             client.timeout_s = timeout_s
-            answer = client.probe("round", label)
+            return client.probe("round", label)
+
+        answer = self._ask(request)
         if not answer.done or answer.summary is None:
             raise UsageError(f"there is no round: {answer.text}")
         return answer.summary
@@ -321,8 +323,9 @@ class _NodeInRun:
         self._thread.call(self._end)
         self._thread.join()
 
-    def _client(self) -> master_client.MasterClient:
-        return master_client.connect(self.node.masters, self._token, run=self._run)
+    def _ask(self, request: Callable[[master_client.MasterClient], Result]) -> Result:
+        """A relay may be first in the list of addresses: the request goes to the first that accepts it."""
+        return master_client.ask(self.node.masters, self._token, request, run=self._run)
 
     def _end(self) -> None:
         if self._stop is not None:

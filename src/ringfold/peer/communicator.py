@@ -566,8 +566,14 @@ class Communicator:
         identity = machine.identity
         if wanted in (str(machine.peer), identity.name):
             raise UsageError(f"evict: {wanted} is this peer itself: call leave()")
-        with master_client.connect(machine.masters, identity.token, run=identity.run, is_run_token=True) as connection:
-            response = connection.evict(wanted, reason, f"peer {machine.peer} ({identity.name})")
+        by = f"peer {machine.peer} ({identity.name})"
+        response = master_client.ask(
+            machine.masters,
+            identity.token,
+            lambda client: client.evict(wanted, reason, by),
+            run=identity.run,
+            is_run_token=True,
+        )
         if not response.done:
             raise UsageError(f"evict: {response.text}")
 

@@ -310,8 +310,13 @@ class Session:
         """The newest round of probing, read from the master."""
         machine = self.machine
         identity = machine.identity
-        with master_client.connect(machine.masters, identity.token, run=identity.run, is_run_token=True) as client:
-            return client.probe("show").summary
+        return master_client.ask(
+            machine.masters,
+            identity.token,
+            lambda client: client.probe("show").summary,
+            run=identity.run,
+            is_run_token=True,
+        )
 
     def _adopt(self, clock: NodeClock) -> None:
         if self._clock_model.adopt(clock, raw_ns()):

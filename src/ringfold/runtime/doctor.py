@@ -263,12 +263,13 @@ def judge_huge_pages(enabled: str) -> Check:
 
 def check_master(addresses: Sequence[str], token: bytes) -> Check:
     try:
-        with master_client.connect(addresses, token, timeout_s=3.0) as connection:
-            status = connection.status()
+        where, status = master_client.ask(
+            addresses, token, lambda client: (client.address, client.status()), timeout_s=3.0
+        )
     except RingfoldError as error:
         advice = "is it running there, does a firewall let the port through, is --token-file the run's token?"
         return Check("master", "fail", str(error), advice)
-    found = f"{connection.address} answers: {status.world.peers} peers in {status.world.groups} groups"
+    found = f"{where} answers: {status.world.peers} peers in {status.world.groups} groups"
     return Check("master", "ok", found)
 
 

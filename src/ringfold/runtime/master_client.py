@@ -6,8 +6,9 @@ the status either.
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from ringfold.config import DEFAULT_RUN, check_run_name, split_address
 from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
@@ -30,6 +31,8 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
 from ringfold.wire.proof import NONCE_BYTES, prove, run_token
+
+Result = TypeVar("Result")
 
 
 class _NoResponse(MasterUnreachable):
@@ -55,6 +58,8 @@ class MasterClient:
         host, port = split_address(address)
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
+        except UnicodeError as error:
+            raise MasterUnreachable(address, f"{host!r} is no name of a host ({error})") from None
         except OSError as error:
             raise MasterUnreachable(address, explain_connect_error(error.strerror or str(error))) from None
         try:
@@ -189,13 +194,44 @@ class MasterClient:
 def connect(
     addresses: Sequence[str], token: bytes, timeout_s: float = 5.0, run: str = "", *, is_run_token: bool = False
 ) -> MasterClient:
-    """Connect to the first address that answers. If none does, the error has the reason of each."""
+    """Connect to the first address that answers. If none does, the error has the reason of each.
+
+    A relay answers too, and refuses every request: where the list may have one, use `ask`.
+    """
+    return _first_of(addresses, lambda address: MasterClient(address, token, timeout_s, run, is_run_token=is_run_token))
+
+
+def ask(
+    addresses: Sequence[str],
+    token: bytes,
+    request: Callable[[MasterClient], Result],
+    timeout_s: float = 5.0,
+    run: str = "",
+    *,
+    is_run_token: bool = False,
+) -> Result:
+    """The result of a request at the first address that accepts it. A relay, or a master that does not lead, does not.
+
+    A request that was sent and not answered in time is not sent to another address.
+    """
+
+    def attempt(address: str) -> Result:
+        with MasterClient(address, token, timeout_s, run, is_run_token=is_run_token) as client:
+            return request(client)
+
+    return _first_of(addresses, attempt)
+
+
+def _first_of(addresses: Sequence[str], attempt: Callable[[str], Result]) -> Result:
+    """The result of the first attempt that reaches a master."""
     if not addresses:
         raise ConfigError("no address of a master was given")
     failures: list[MasterUnreachable] = []
     for address in addresses:
         try:
-            return MasterClient(address, token, timeout_s, run, is_run_token=is_run_token)
+            return attempt(address)
+        except _NoResponse:
+            raise
         except MasterUnreachable as error:
             failures.append(error)
     if len(failures) == 1:
@@ -211,10 +247,20 @@ def follow_status(
 
     Raises MasterUnreachable if there is none at first; later it yields that error.
     """
+
+    def attempt(address: str) -> MasterClient:
+        client = MasterClient(address, token, timeout_s, run)
+        try:
+            client.status()  # a relay refuses it
+        except BaseException:
+            client.close()
+            raise
+        return client
+
     has_seen = False
     while True:
         try:
-            with connect(addresses, token, timeout_s, run) as connection:
+            with _first_of(addresses, attempt) as connection:
                 for status in connection.watch(every_s):
                     has_seen = True
                     yield connection.address, status

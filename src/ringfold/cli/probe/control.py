@@ -8,7 +8,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringfold.wire.probing import ProbeAction, RelayInfo, RoundSummary
+    from ringfold.runtime.master_client import MasterClient
+    from ringfold.wire.probing import ProbeAction, ProbeAnswer, RelayInfo, RoundSummary
 
 Address = Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the join token of the run.")]
@@ -63,12 +64,15 @@ def _send_command(
     from ringfold.runtime import master_client
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
-    with master_client.connect(resolved.listed("master"), resolved.token(), run=resolved.named_run()) as connection:
+    if action == "round" and not as_json:
+        error_console.print(WAITING, style="dim", soft_wrap=True)
+
+    def request(client: "MasterClient") -> "ProbeAnswer":
         if action == "round":
-            connection.timeout_s = ROUND_S
-            if not as_json:
-                error_console.print(WAITING, style="dim", soft_wrap=True)
-        answer = connection.probe(action, label)
+            client.timeout_s = ROUND_S
+        return client.probe(action, label)
+
+    answer = master_client.ask(resolved.listed("master"), resolved.token(), request, run=resolved.named_run())
     if as_json:
         print_json(answer)
     else:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from ringfold.config import DEFAULT_RUN, check_exposure, check_run_name, split_address
+from ringfold.config import DEFAULT_RUN, check_exposure, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.probe.nodes.joined import away_reason
 from ringfold.probe.regions.effects import (
@@ -430,13 +430,13 @@ class RelayServer:
         """The first message of a connection."""
         if not isinstance(hello, NodeHello):
             root = ", ".join(self._request.masters)
-            raise RemoteProtocolError(
-                f"this is a relay for nodes that only probe, and not a master: use the master's address ({root})"
-            )
+            reason = f"this is a relay for nodes that only probe, and not a master: use the master's address ({root})"
+            self.refuse(client, reason, again=True)
+            return
         if hello.version != PROTOCOL_VERSION:
             raise RemoteProtocolError(f"protocol version {hello.version} is not supported, only {PROTOCOL_VERSION}")
-        if check_run_name(hello.run) != self._request.run:
-            raise RemoteProtocolError(f"this relay serves run {self._request.run}, not {hello.run}")
+        if (hello.run or DEFAULT_RUN) != self._request.run:
+            raise RemoteProtocolError(f"this relay serves run {self._request.run}, not {hello.run!r}")
         is_known = len(hello.nonce) >= NONCE_BYTES // 2 and proven(
             self._request.token, hello.proof, "node", client.nonce, hello.nonce
         )
@@ -457,10 +457,10 @@ class RelayServer:
         )
         self._step(NodeRequested(entry, hello.heartbeats))
 
-    def refuse(self, client: _LinkProtocol, reason: str) -> None:
-        """Close the connection of a node that does not follow the protocol."""
+    def refuse(self, client: _LinkProtocol, reason: str, *, again: bool = False) -> None:
+        """Close the connection of a node that does not follow the protocol. `again`: another address may accept it."""
         _log.warning("a node is refused: %s", reason)
-        client.write(message_frame(Refused(reason)))
+        client.write(message_frame(Refused(reason, again)))
         client.close()
         self._unproven.pop(client.link, None)
         self._lose(client, reason)
