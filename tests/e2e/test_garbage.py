@@ -265,7 +265,7 @@ def _wait_dropped(clients: Sequence[socket.socket]) -> None:
 
 def _epoch_and_port(master: MasterProcess, peer: ClusterProcess) -> tuple[int, int]:
     name = f"p{peer.name.rpartition(' ')[2]}"
-    token = TOKEN if "--token-file" in Path(f"/proc/{master.pid}/cmdline").read_bytes().decode() else b""
+    token = TOKEN if "--token-file" in master.command else b""
     with MasterClient(master.address, token) as connection:
         status = connection.status()
     [port] = [each.port for each in status.peers if each.name == name]

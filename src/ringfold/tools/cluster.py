@@ -208,7 +208,7 @@ class ClusterProcess:
     """A process of a cluster. `stdout` and `stderr` are what it prints, `messages` what it has sent."""
 
     def __init__(self, cluster: "LocalCluster", name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self.name, self._cluster = name, cluster
+        self.name, self._cluster, self.command = name, cluster, tuple(command)
         paths = [cluster.directory / f"{name}.{end}" for end in ("out", "log")]
         self.stdout, self.stderr = map(Output, paths)
         with paths[0].open("wb") as out, paths[1].open("wb") as log:
