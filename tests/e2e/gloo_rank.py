@@ -13,7 +13,7 @@ from ringfold.errors import DeadlineExceeded
 from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.gloo import GlooRounds, TorchCollectives
-from ringfold.probe.rounds.settings import RoundSettings
+from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.wire.probing import EdgeFit, EdgeView, Neighbour, NodeClock, NodeId
 
 
@@ -64,12 +64,30 @@ def report(**facts: object) -> None:
     print(json.dumps(facts), flush=True)  # noqa: T201
 
 
+LONG_WINDOWS = ("long listener", "long unlisted")
+
+
+def settings_of(mode: str, size: int) -> RoundSettings:
+    """Windows are long if they are longer than the timeout; rank 1 is listed as nobody's prober if it is unlisted."""
+    if mode not in LONG_WINDOWS:
+        return RoundSettings(kind="gloo", window_ms=200, gloo_timeout_ms=1_500 if mode != "whole" else 20_000)
+    probing = [f"rank{rank}" for rank in range(size) if rank != 1]
+    graph = {name: tuple(f"rank{rank}" for rank in range(size) if name != f"rank{rank}") for name in probing}
+    adaptive = Adaptive(window_min_ms=500, window_max_ms=1_000)
+    return RoundSettings(
+        kind="gloo", window_ms=4_000, gloo_timeout_ms=3_000, adaptive=adaptive,
+        graph=graph if mode == "long unlisted" else {},
+    )  # fmt: skip
+
+
 def main(rank: int, size: int, port: int, mode: str) -> None:
     """Three rounds; in the second one, rank 1 may die or freeze."""
-    settings = RoundSettings(kind="gloo", window_ms=200, gloo_timeout_ms=1_500 if mode != "whole" else 20_000)
-    group = TorchCollectives(rank, size, "127.0.0.1", port, interface="lo", timeout_ms=20_000)
+    settings = settings_of(mode, size)
+    timeout_ms = settings.gloo_timeout_ms if mode in LONG_WINDOWS else 20_000
+    window_ms = settings.longest_window_ms if mode in LONG_WINDOWS else 0
+    group = TorchCollectives(rank, size, "127.0.0.1", port, interface="lo", timeout_ms=timeout_ms, window_ms=window_ms)
     facts = Neighbour(rank, f"rank{rank}", "127.0.0.1", 1)
-    listens = mode == "listener" and rank == 1
+    listens = mode in ("listener", "long listener") and rank == 1
     prober, key = MadeUpProber(rank), bytes(16)
     rounds = GlooRounds(group, settings, facts, prober, fit, draw, calculate, lambda _: key, listen_only=listens)
     for number in range(3):

@@ -57,6 +57,14 @@ def test_a_rank_that_only_listens_is_in_the_group_and_not_in_the_way() -> None:
 
 
 @needs_torch
+@pytest.mark.parametrize("mode", ["long listener", "long unlisted"])
+def test_a_rank_without_a_window_waits_for_those_whose_window_is_longer_than_the_timeout(mode: str) -> None:
+    for lines in run_ranks(3, mode):
+        assert [(line.get("sequence"), line.get("missing")) for line in lines] == [(1, []), (2, []), (3, [])]
+        assert all(line["edges"] == 4 for line in lines)
+
+
+@needs_torch
 @pytest.mark.parametrize("mode", ["die", "freeze"])
 def test_a_lost_rank_is_named_by_the_deadline_and_the_others_go_on_alone(mode: str) -> None:
     reported = run_ranks(4, mode)

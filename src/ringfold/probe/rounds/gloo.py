@@ -11,6 +11,9 @@ error names the missing ranks as far as they are known: each rank sets a key in 
 broken group stays broken; the node continues alone. The application makes a new group, with the same `RoundNode` if the
 process still has it: round ids continue above the highest that any rank has seen.
 
+A rank without a window of its own (a listener, or a node that probes nobody) waits in the collective from the start of
+the window on. It waits longer by the longest window, and so does the group.
+
 Cost of a round: two small collectives (lengths) and two with the content; about 300 bytes an edge towards rank 0, and a
 summary of about 400 bytes an edge back to every rank.
 
@@ -197,18 +200,19 @@ class GlooRounds:
     def round(self) -> GlooRoundResult:
         """Probe to the end of the window, and exchange it for the result.
 
-        Raises DeadlineExceeded, which names the missing ranks, within the timeout after the window. The node's own
-        window is exported anyway (`exported`), and the next call continues alone.
+        Raises DeadlineExceeded, which names the missing ranks, within the timeout after the window; at a rank without
+        a window, after the longest window there is. The node's own window is exported anyway (`exported`), and the next
+        call continues alone.
         """
         if not self._is_joined and not self._is_broken:
             self.join()
         self._result = taken = GlooRoundResult()
         self._own_report = None
         timeout_ms = self._settings.gloo_timeout_ms
-        if self._listen_only:
-            timeout_ms += self._settings.adaptive.window_max_ms
-        else:
+        if not self._listen_only:
             self._probe()
+        if self._own_report is None:
+            timeout_ms += self._settings.longest_window_ms
         if self._stop_requested.is_set() or self._is_broken:
             return taken
         content = _encode(self._own_report) if self._own_report is not None else b""
@@ -333,11 +337,20 @@ def _decode(decoder: msgspec.msgpack.Decoder[Content], content: bytes, rank: int
 class TorchCollectives:
     """A Gloo group of `size` ranks. `host:port` is its rendezvous, where rank 0 listens.
 
-    The constructor waits for all ranks, at most `timeout_ms`. `interface` is a network interface's name, or empty.
+    The constructor waits for all ranks, at most `timeout_ms`. A rank may enter a collective up to `window_ms` before
+    the others. `interface` is a network interface's name, or empty.
     """
 
     def __init__(
-        self, rank: int, size: int, host: str, port: int, *, interface: str = "", timeout_ms: int = 30_000
+        self,
+        rank: int,
+        size: int,
+        host: str,
+        port: int,
+        *,
+        interface: str = "",
+        timeout_ms: int = 30_000,
+        window_ms: int = 0,
     ) -> None:
         if not 0 <= rank < size:
             raise ConfigError(f"rank {rank} is not one of {size} ranks")
@@ -347,7 +360,8 @@ class TorchCollectives:
         began = monotonic_ns()
         try:
             self._store = dist.TCPStore(host, port, size, rank == 0, timedelta(milliseconds=timeout_ms))
-            self._pg = self._make(dist, interface, timeout_ms)
+            # No collective lasts longer than the group's own timeout, whatever the call says.
+            self._pg = self._make(dist, interface, timeout_ms + window_ms)
         except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
             waited_ms = (monotonic_ns() - began) // MS
             text = f"{self._waited} was not made in {waited_ms} ms: {_first_line(error)}"

@@ -116,6 +116,11 @@ class RoundSettings:
         """The cadence that probing starts with."""
         return Cadence(self.gap_us, self.pause_us, self.window_ms)
 
+    @property
+    def longest_window_ms(self) -> int:
+        """No window is longer, whatever the rounds advise."""
+        return max(self.window_ms, self.adaptive.window_max_ms)
+
     def gather_ms(self, cadence: Cadence) -> int:
         """How long reports of a window of this cadence are awaited, at most."""
         match self.kind:
