@@ -1,4 +1,8 @@
-"""The output of commands: tables for people, one JSON object for programs, one line for an error."""
+"""The output of commands: tables for people, one JSON object for programs, one line for an error.
+
+Much of it is text of others: names of peers, labels, reasons of a master or an agent. So the consoles never parse text
+as markup; what has a style is a `rich.text.Text`, or is printed with `style`.
+"""
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,8 +21,8 @@ from ringfold.errors import (
     UsageError,
 )
 
-console = Console(highlight=False)
-error_console = Console(stderr=True, highlight=False)
+console = Console(highlight=False, markup=False, emoji=False)
+error_console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 COLOURS: Mapping[str, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -33,13 +37,15 @@ def print_json(value: object) -> None:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: Collection[str] = ()
 ) -> Table:
-    """A table. Cells are plain text: the name of a peer is never parsed as markup.
+    """A table. Title, headings and cells are plain text: the name of a peer is never parsed as markup.
 
     If it is too wide, cells are folded: those of the columns `whole` last.
     """
-    result = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    result = Table(
+        title=Text(title), title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False
+    )
     for column in columns:
-        result.add_column(column, overflow="fold", no_wrap=column in whole)
+        result.add_column(Text(column), overflow="fold", no_wrap=column in whole)
     for row in rows:
         result.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return result

@@ -58,13 +58,14 @@ def status(
 def _watch(seen: "Iterator[tuple[str, Status] | MasterUnreachable]") -> None:
     """Redraw until Ctrl-C, which is not an error. Without a leading master it shows that error."""
     from rich.live import Live
+    from rich.text import Text
 
     from ringfold.cli.output import console
 
     try:
         with Live(console=console, auto_refresh=False) as live:
             for look in seen:
-                live.update(render(*look) if isinstance(look, tuple) else str(look), refresh=True)
+                live.update(render(*look) if isinstance(look, tuple) else Text(str(look)), refresh=True)
     except KeyboardInterrupt:
         return
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -184,7 +185,7 @@ def run_many(
                 total.add(outcome)
                 if isinstance(outcome, SimulationFailure):
                     what = outcome.text.splitlines()[0]
-                    console.print(f"[red]violation[/red] {what} [dim](seed {outcome.seed})[/dim]")
+                    console.print(f"[red]violation[/red] {escape(what)} [dim](seed {outcome.seed})[/dim]")
             progress.advance(task, len(batch))
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from random import Random
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -120,7 +121,7 @@ def run(*, first: int, count: int, jobs: int, console: Console) -> int:
             for outcome in outcomes:
                 if isinstance(outcome, SimulationFailure):
                     failures.append(outcome)
-                    console.print(f"[red]violation[/red] {outcome.text} [dim](seed {outcome.seed})[/dim]")
+                    console.print(f"[red]violation[/red] {escape(outcome.text)} [dim](seed {outcome.seed})[/dim]")
                 else:
                     _count(counts, outcome)
     table = Table(title=f"{count} schedules of the global iteration from {first}", show_header=False)

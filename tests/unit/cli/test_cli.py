@@ -14,10 +14,12 @@ from threading import Thread
 
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import ringfold.cli
-from ringfold.cli import COMMANDS, build, logs, output
+from ringfold.cli import COMMANDS, agent, build, logs, output, runs
+from ringfold.cli.probe import control
 from ringfold.cli.status import render
 from ringfold.config import load
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
@@ -26,6 +28,7 @@ from ringfold.master.settings import MasterSettings, master_settings
 from ringfold.runtime import doctor, master_client
 from ringfold.runtime.hardware import Hardware, cpu_level, read_hardware
 from ringfold.tools.cluster import free_port
+from ringfold.wire.agent import AgentStatus
 from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame, message_frame
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -38,8 +41,18 @@ from ringfold.wire.messages import (
     World,
 )
 from ringfold.wire.notices import PeerSuspected
+from ringfold.wire.probing import EdgeFit, EdgeView, NodeClock, RelayInfo, RoundId, RoundSummary
 from ringfold.wire.proof import proven
-from ringfold.wire.status import CollectiveStatus, Divergence, GroupStatus, LinkStatus, PeerStatus, Waiting
+from ringfold.wire.status import (
+    CollectiveStatus,
+    Divergence,
+    GroupStatus,
+    LinkStatus,
+    PeerStatus,
+    RunInfo,
+    RunList,
+    Waiting,
+)
 
 NONCE = bytes(range(32))
 DIVERGED = Divergence(2, "two", 300, 200, ["model", "momentum"], 9, 4_096)
@@ -444,6 +457,53 @@ def test_the_first_address_that_answers_is_used(fake_master: Start) -> None:
         assert connection.address == address
     with pytest.raises(MasterUnreachable, match=unused):
         master_client.connect([unused], b"")
+
+
+# Text of others
+
+
+HOSTILE = "[/x] [red]red[/red] :warning:"
+
+
+@pytest.fixture
+def wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cell is folded."""
+    monkeypatch.setattr(output.console, "_width", 300)
+
+
+@pytest.mark.usefixtures("wide_console")
+def test_labels_names_and_reasons_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A label or a name with brackets is no markup: neither an error, nor a colour, nor left out."""
+    fit = EdgeFit(1, 2, refused=HOSTILE)
+    summary = RoundSummary(
+        RoundId(1, 2), "master", HOSTILE, 0, 1, 1, [NodeClock(1, 0, 0, 0.0, 1.0, -1, 1, 0.0)], [EdgeView(fit)], [],
+        {"2": HOSTILE}, HOSTILE, excluded={"3": HOSTILE}, names={"1": HOSTILE},
+    )  # fmt: skip
+    control.show_summary(summary)
+    control.show_relays([RelayInfo(HOSTILE, HOSTILE, 1, 1, 1, 1, 0)])
+    runs._show(HOSTILE, RunList([RunInfo("a", "broken", why=HOSTILE)]), as_json=False)
+    output.console.print(HOSTILE)
+    output.error_console.print(HOSTILE)
+    shown = capsys.readouterr()
+    text = " ".join(shown.out.split())
+    assert text.count("[/x]") == text.count("[red]red[/red]") == text.count(":warning:") == 11
+    assert HOSTILE in shown.err
+
+
+def test_a_table_parses_neither_its_title_nor_its_headings_nor_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever console shows it."""
+    Console(width=200).print(output.table(HOSTILE, [HOSTILE], [[HOSTILE]]))
+    assert capsys.readouterr().out.count(HOSTILE) == 3
+
+
+@pytest.mark.usefixtures("wide_console")
+def test_the_status_of_an_agent_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {HOSTILE: 1}
+    found = AgentStatus(
+        1, 2, 3, 4, HOSTILE, 0, 0, 0, 8, "hints", [], counts, counts, (HOSTILE,), monitors={HOSTILE: HOSTILE}
+    )
+    agent._render(found, [])
+    assert " ".join(capsys.readouterr().out.split()).count("[/x]") == 6
 
 
 # master

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -117,13 +118,14 @@ def render(result: BenchReport, sheets: Sequence[Sheet], console: Console) -> No
             table.add_row(*(_cell(column, row) for column in shown))
         console.print(table)
     for name, reason in sorted(result.skipped.items()):
-        console.print(f"[yellow]{name} skipped:[/] {reason}", highlight=False)
+        console.print(f"[yellow]{name} skipped:[/] {escape(reason)}", highlight=False)
     for note in result.notes:
-        console.print(note, highlight=False)
+        console.print(note, markup=False, highlight=False)
     console.print(
-        f"[dim]{result.machine.cpu}, {result.machine.cores} cores, Linux {result.machine.kernel}; "
-        + ", ".join(f"{name} {version}" for name, version in result.versions.items())
-        + "[/]",
+        f"{result.machine.cpu}, {result.machine.cores} cores, Linux {result.machine.kernel}; "
+        + ", ".join(f"{name} {version}" for name, version in result.versions.items()),
+        style="dim",
+        markup=False,
         highlight=False,
     )
     if result.checks is not None:
@@ -136,7 +138,7 @@ def _table(title: str) -> Table:
 
 def _cell(column: Column, row: Row) -> str:
     value = row.get(column.key)
-    return "-" if value is None else column.write(value)
+    return "-" if value is None else escape(column.write(value))
 
 
 def _render_checks(checks: Sequence[TargetCheck], console: Console) -> None:
@@ -146,7 +148,7 @@ def _render_checks(checks: Sequence[TargetCheck], console: Console) -> None:
         table.add_column(heading)
     for found in checks:
         colour = colours[found.verdict]
-        table.add_row(f"[{colour}]{found.verdict}[/]", found.text, found.condition, found.measured)
+        table.add_row(f"[{colour}]{found.verdict}[/]", *map(escape, (found.text, found.condition, found.measured)))
     console.print(table)
     if not checks:
         console.print("[red]no target applies to what was measured[/]")
@@ -172,7 +174,7 @@ def guarded(*, as_json: bool) -> Iterator[Progress]:
         console.print("interrupted; all child processes are ended")
         raise typer.Exit(130) from None
     except ProcessFailed as error:
-        console.print(f"[red]failed:[/] {error.name}: {error.text}", highlight=False)
+        console.print(f"[red]failed:[/] {escape(f'{error.name}: {error.text}')}", highlight=False)
         if error.log:
             console.print(error.log, style="dim", markup=False, highlight=False)
         raise typer.Exit(1) from None

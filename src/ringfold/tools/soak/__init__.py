@@ -80,6 +80,8 @@ def _kinds(text: str) -> list[str]:
 
 def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[SoakCheck]"]], as_json: bool) -> None:
     """Run a part, print its checks, and exit with 1 if one failed."""
+    from rich.text import Text
+
     from ringfold.cli.output import console, error_console, print_json
     from ringfold.tools.cluster import ProcessFailed
     from ringfold.tools.soak.checks import Hang
@@ -106,7 +108,7 @@ def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list
         console.print(f"seed {seed}")
         for check in found:
             mark, colour = ("kept", "green") if check.kept else ("BROKEN", "bold red")
-            console.print(f"[{colour}]{mark}[/] {check.promise}: {check.fact}", soft_wrap=True)
+            console.print(Text.assemble((mark, colour), f" {check.promise}: {check.fact}"), soft_wrap=True)
     if not all(check.kept for check in found):
         raise typer.Exit(1)
 
