@@ -120,6 +120,28 @@ def test_the_chosen_node_hosts_the_master(file: Path) -> None:
             process.communicate()
 
 
+def test_nodes_of_a_hosted_master_have_the_addresses_of_the_file(tmp_path: Path) -> None:
+    """Two nodes of one machine at the same port of different addresses; the third one only listens, and ends too."""
+    port, third = free_ports(2)
+    path = tmp_path / "nodes.toml"
+    addresses = {"alpha": f"127.0.0.1:{port}", "beta": f"127.0.0.2:{port}", "gamma": f"127.0.0.3:{third}"}
+    lines = [f'{name} = "{address}"' for name, address in addresses.items()]
+    path.write_text("\n".join(['listeners = ["gamma"]', "[nodes]", *lines]))
+    arguments = ("probe", "--nodes", path, "--rounds", "master", "--window-ms", 500, "--windows", 3)
+    where = tmp_path / "logs"
+    others = [ringfold(*arguments, "--me", name, "--export", where) for name in ("gamma", "beta")]
+    root = ringfold(*arguments, "--me", "alpha", "--json")
+    try:
+        whole = first_round_of(root, 3)
+        assert sorted(whole["names"].values()) == ["alpha", "beta", "gamma"]
+        for process in (root, *others):
+            output(process)
+    finally:
+        for process in (root, *others):
+            process.kill()
+            process.communicate()
+
+
 def test_a_root_needs_nodes_that_calculate_together(file: Path) -> None:
     process = ringfold("probe", "--nodes", file, "--me", "alpha", "--root", "beta")
     _, err = process.communicate(timeout=DEADLINE_S)

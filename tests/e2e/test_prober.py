@@ -158,6 +158,10 @@ def test_a_prober_outlives_its_master_and_finds_the_next_one(cluster: ProgramClu
         (lambda: rf.Prober(master="127.0.0.1", window_ms=100, seed=3), "seed, window_ms: with `master` these are"),
         (lambda: rf.Prober({"a": "127.0.0.1", "b": "127.0.0.1:2"}, "a", run="x"), "run: only with `master`"),
         (lambda: rf.Prober(master="127.0.0.1", estimator="luck"), "no estimator 'luck'"),
+        (
+            lambda: rf.Prober("nodes.toml", "a", token="t", listeners=["b"], graph={"a": ["b"]}, seed=1),
+            "token, listeners, seed, graph: the file of the nodes says that",
+        ),
     ],
 )
 def test_arguments_that_contradict_are_refused(make: Callable[[], rf.Prober], says: str) -> None:

@@ -57,9 +57,9 @@ def master(
         logging.getLogger(__name__).warning(warning)
     try:
         asyncio.run(_serve(resolved))
-    except OSError as error:
-        where = ", ".join(resolved.listed("listen"))
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        where, why = ", ".join(resolved.listed("listen")), getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {where}: {why}") from error
 
 
 async def _serve(resolved: "Resolved") -> None:

@@ -15,7 +15,10 @@ def host_name() -> str:
 
 def literals(host: str, port: int) -> list[str]:
     """The IP literals that `host` resolves to, the system's preferred one first. Raises OSError if there are none."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a part of the name is empty, or too long
+        raise OSError(f"{host!r} is no name of a host: {error}") from None
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

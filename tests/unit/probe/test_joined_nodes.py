@@ -11,6 +11,7 @@ import pytest
 from ringfold.config import Resolved, load
 from ringfold.errors import ConfigError, MasterUnreachable
 from ringfold.master.server import MasterThread
+from ringfold.probe.nodes.alone import StandaloneNode
 from ringfold.probe.nodes.joined import NodeRequest, make_node
 from ringfold.probe.nodes.relay import RelayRequest, RelayServer
 from ringfold.runtime import master_client
@@ -57,6 +58,41 @@ def test_a_log_that_cannot_be_opened_ends_the_node(tmp_path: Path) -> None:
         node = make_node(settings(master.address), NodeRequest(export=tmp_path), lambda clock: None)
         with pytest.raises(ConfigError, match=r"1000001\.jsonl cannot be written: Is a directory"):
             run(node.run(asyncio.Event()))
+
+
+TYPO = "10.0..2:48149"
+"""An empty part of a name: the resolver raises UnicodeError."""
+
+
+def test_a_typo_in_an_address_is_an_error_of_ours() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no route to the master at 10\.0\.\.2:48149: '10\.0\.\.2' is no name of a host"
+    ):
+        make_node(settings(TYPO), NodeRequest(), lambda clock: None)
+    with pytest.raises(ConfigError, match=r"node b: '10\.0\.\.2' is not known"):
+        StandaloneNode({"a": "127.0.0.1:1", "b": TYPO}, "a", insecure=True)
+    with pytest.raises(ConfigError, match=r"advertise: 10\.0\.\.2 is not known"):
+        make_node(settings("127.0.0.1:1", advertise=["10.0..2"]), NodeRequest(), lambda clock: None)
+    with pytest.raises(MasterUnreachable, match="is no name of a host"):
+        master_client.ask([TYPO], b"", lambda client: client.status())
+
+
+def test_a_node_uses_the_first_master_that_has_a_known_name() -> None:
+    """A relay that is named wrongly is not in the way of the next address."""
+    with MasterThread() as master:
+        stop = asyncio.Event()
+        node = make_node(
+            settings(TYPO, master.address), NodeRequest(), lambda clock: None, on_connected=lambda *_: stop.set()
+        )
+        assert node.addresses == ["127.0.0.1"]
+        run(node.run(stop))
+        assert stop.is_set()
+
+
+def test_a_node_is_bound_to_its_own_address_and_known_at_it() -> None:
+    node = make_node(settings("127.0.0.1:1"), NodeRequest(address="127.0.0.2"), lambda clock: None)
+    with closing(node.shell):
+        assert (node.bind, node.addresses) == ("127.0.0.2", ["127.0.0.2"])
 
 
 # Relays

@@ -75,5 +75,5 @@ async def _serve(request: "RelayRequest") -> None:
     with stop_signals(lambda _: stop.set()):
         try:
             await server.run(stop, ready)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ConfigError(f"the relay cannot listen on {', '.join(request.listen)}: {error}") from error

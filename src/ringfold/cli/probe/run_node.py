@@ -139,7 +139,7 @@ def probe_hosted(nodes: Nodes, options: NodeOptions) -> None:
     settings = MasterSettings(rounds=rounds, export=options.export)
     try:
         master = MasterThread(settings, resolved.listed("master"), nodes.token, nodes.insecure, _shown_rounds(options))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"the master cannot listen on {resolved.listed('master')[0]}: {error}") from None
     with master:
         asyncio.run(_run_hosted_node(resolved, nodes, me, options))
@@ -164,6 +164,8 @@ async def _run_hosted_node(resolved: Resolved, nodes: Nodes, me: Neighbour, opti
         if seen == options.windows:
             stop.set()
 
+    has_windows = any(src == me.node for src, _ in nodes.edges())
+    rounds = None if has_windows or options.windows is None else _WindowsOfOthers(options.windows, stop.set)
     request = NodeRequest(
         name=me.name,
         token=nodes.token,
@@ -176,9 +178,44 @@ async def _run_hosted_node(resolved: Resolved, nodes: Nodes, me: Neighbour, opti
         offset_ns=options.offset_ns,
         drift_ppb=options.drift_ppb,
     )
-    node = make_node(resolved, request, lambda clock: None, on_window=on_window)
+    on_message = rounds.on_message if rounds else None
+    node = make_node(resolved, request, lambda clock: None, on_window=on_window, on_message=on_message)
     with stop_signals(lambda _: stop.set()):
         await node.run(stop)
+
+
+class _WindowsOfOthers:
+    """Counts windows at a node that has none of its own, in its event loop: `done` is called after `count`.
+
+    A window is over when the next round starts. If none does in time, the other nodes go on alone, and so does this.
+    """
+
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._left, self._done = count, done
+        self._start: RoundStart | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def on_message(self, message: FromRoundMaster) -> None:
+        if not isinstance(message, RoundStart) or (self._start is not None and message.round <= self._start.round):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._count()
+        self._start = message
+        self._wait(max(message.deadline_ms, message.cadence.window_ms))
+
+    def _wait(self, ms: int) -> None:
+        self._timer = asyncio.get_running_loop().call_later(ms / 1_000, self._expire)
+
+    def _expire(self) -> None:
+        assert self._start is not None
+        self._count()
+        self._wait(self._start.cadence.window_ms)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._done()
 
 
 def _announce(prober: StandaloneNode, *, as_json: bool) -> None:
@@ -251,6 +288,7 @@ def probe_together(prober: StandaloneNode, settings: RoundSettings, options: Nod
             first.port,
             interface=settings.gloo_interface,
             timeout_ms=settings.gloo_timeout_ms,
+            window_ms=settings.longest_window_ms,
         )
     try:
         rounds = GlooRounds(

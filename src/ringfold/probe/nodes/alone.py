@@ -13,6 +13,9 @@ from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
 from ringfold.runtime import network, threads
 from ringfold.wire.probing import Cadence, Neighbour, NodeId
 
+NEIGHBOURS = 4
+"""How many others a node probes by default."""
+
 
 class StandaloneNode:
     """A node that probes others and responds to their probes, without a master.
@@ -30,7 +33,7 @@ class StandaloneNode:
         token: str | bytes = b"",
         insecure: bool = False,
         listeners: Sequence[str] = (),
-        neighbours: int = 4,
+        neighbours: int = NEIGHBOURS,
         seed: int = 0,
         graph: Mapping[str, Sequence[str]] | None = None,
         gap_us: int = Cadence().gap_us,
@@ -42,12 +45,16 @@ class StandaloneNode:
     ) -> None:
         if window_ms < 1:
             raise UsageError(f"window_ms must be at least 1, not {window_ms}")
-        if isinstance(nodes, Nodes):
-            self.nodes = nodes
-        elif isinstance(nodes, str | Path):
-            self.nodes = read_nodes(Path(nodes))
+        secret = token.encode() if isinstance(token, str) else token
+        if isinstance(nodes, Nodes | str | Path):
+            given = {
+                "token": secret, "insecure": insecure, "listeners": tuple(listeners),
+                "neighbours": neighbours != NEIGHBOURS, "seed": seed, "graph": graph is not None,
+            }  # fmt: skip
+            if useless := [name for name, value in given.items() if value]:
+                raise UsageError(f"{', '.join(useless)}: the file of the nodes says that")
+            self.nodes = nodes if isinstance(nodes, Nodes) else read_nodes(Path(nodes))
         else:
-            secret = token.encode() if isinstance(token, str) else token
             self.nodes = make_nodes(
                 nodes, secret, listeners=listeners, neighbours=neighbours, seed=seed, insecure=insecure, graph=graph
             )
@@ -131,6 +138,6 @@ def _resolve_address(node: Neighbour) -> Neighbour:
     """The node with its address as a literal."""
     try:
         literal = network.literals(node.address, node.port)[0]
-    except (OSError, UnicodeError) as error:
+    except OSError as error:
         raise ConfigError(f"node {node.name}: {node.address!r} is not known ({error})") from None
     return Neighbour(node.node, node.name, literal, node.port)

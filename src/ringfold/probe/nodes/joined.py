@@ -439,7 +439,7 @@ def _addresses(settings: Resolved, request: NodeRequest) -> tuple[str, list[str]
 def _literals(what: str, names: Sequence[str]) -> list[str]:
     try:
         return [network.literals(name, 0)[0] for name in names]
-    except (OSError, UnicodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{what}: {', '.join(names)} is not known ({error})") from None
 
 
@@ -450,7 +450,7 @@ def _address_towards(masters: Sequence[str]) -> str:
         host, port = split_address(master)
         try:
             return network.local_address_towards(network.literals(host, port)[0], port)
-        except (OSError, UnicodeError) as error:
+        except OSError as error:
             reasons.append(f"no route to the master at {master}: {error}")
     raise ConfigError("; ".join(reasons) or "no address of a master was given")
 
