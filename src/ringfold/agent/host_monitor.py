@@ -126,7 +126,15 @@ class HostMonitor:
             self._report(self._reporter.flow_removed(unix_ns(), _flow_report(pair)))
 
     async def _watch_interfaces(self, watch: NicWatch) -> None:
-        """Read the interfaces when they are due. The pause after a read is at least as long as the read."""
+        """Read the interfaces when they are due. If that fails, old pressures do not steer any more."""
+        try:
+            await self._read_interfaces(watch)
+        except Exception:
+            self._deliver(NicQueuesRead({}))
+            raise
+
+    async def _read_interfaces(self, watch: NicWatch) -> None:
+        """The pause after a read is at least as long as the read."""
         delivered: dict[int, float] = {}
         while True:
             await self._has_work.wait()

@@ -15,7 +15,8 @@ four are declared in pyproject.toml as other packages declare theirs. BUILT_IN h
 not installed, and so that no package replaces one of them by taking its name.
 
 A monitor of another package may fail in any way. One that does not load is not used. One that raises something else
-than OSError is not used again. Both are logged once, and `NicMonitors.states` has the reason.
+than OSError, or returns something else than a reading, is not used again. Both are logged once, and
+`NicMonitors.states` has the reason.
 
 Linux has no queue of received bytes per NIC: packets that the NIC has delivered and no core has processed wait in the
 input queues of the cores (softnet), which all NICs share. `rx_bytes` is their number times 1,500: an estimate, and the
@@ -246,8 +247,9 @@ class EbpfMonitor:
         self._peaks = QueuePeaks()
 
     def read(self, nic: str) -> NicReading:
-        peak, packets = self._peaks.take(interface_index(nic))
-        return NicReading(tx_bytes=peak) if packets else NicReading()
+        # No peak is not an empty queue: the kernel may not count it here. What the others sampled stays.
+        peak, _ = self._peaks.take(interface_index(nic))
+        return NicReading(tx_bytes=peak) if peak else NicReading()
 
     def close(self) -> None:
         self._peaks.close()
@@ -301,6 +303,7 @@ class NicMonitors:
         for name, monitor in list(self._monitors.items()):
             try:
                 part = monitor.read(nic)
+                check_reading(part)
                 whole = overlay(whole, part)
             except OSError:
                 self.failures += 1
@@ -327,6 +330,44 @@ def _close(name: str, monitor: Monitor) -> None:
 
 def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+MAX_COUNT = 2**64 - 1
+MAX_INDEX = 2**32 - 1
+MAX_QUEUE = 2**16 - 1
+
+
+def check_reading(reading: object) -> None:
+    """Raise TypeError or ValueError if a reading is not what it should be: it is computed with, and reported."""
+    if not isinstance(reading, NicReading):
+        raise TypeError(f"a reading is a NicReading, not {type(reading).__name__}")
+    for name in _COUNTS:
+        _check_count(name, getattr(reading, name))
+    _check_count("interface_index", reading.interface_index, MAX_INDEX)
+    if reading.is_paused is not None and not isinstance(reading.is_paused, bool):
+        raise TypeError(f"is_paused is {reading.is_paused!r}")
+    for name, queues in (("queue_counts", reading.queue_counts), ("queue_limits", reading.queue_limits)):
+        if queues is None:
+            continue
+        if not isinstance(queues, Mapping):
+            raise TypeError(f"{name} is {queues!r}")
+        for queue, figures in queues.items():
+            _check_count(f"a queue of {name}", -1 if queue is None else queue, MAX_QUEUE)
+            first, second = figures
+            _check_count(name, first)
+            _check_count(name, second)
+
+
+_COUNTS = ("tx_bytes", "tx_limit_bytes", "rate_bytes_s", "rx_bytes", "drops", "sent_bytes", "received_bytes")
+
+
+def _check_count(name: str, value: object, most: int = MAX_COUNT) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}, and not a whole number")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} is {value}")
 
 
 def overlay(first: NicReading, second: NicReading) -> NicReading:

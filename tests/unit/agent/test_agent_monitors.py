@@ -12,6 +12,7 @@ from ringfold.agent import adapters, monitors
 from ringfold.agent.client import AgentClient, AgentConsole
 from ringfold.agent.daemon import AgentSettings, AgentThread
 from ringfold.agent.monitors import (
+    EbpfMonitor,
     EthtoolMonitor,
     NicMonitors,
     NicReading,
@@ -156,6 +157,57 @@ def test_a_monitor_that_fails_leaves_the_others_alone() -> None:
     several = NicMonitors({"gone": Gone(), "fixed": Fixed(NicReading(tx_bytes=4))})
     assert several.read("eth0") == NicReading(tx_bytes=4)
     assert several.failures == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        5,
+        NicReading(tx_bytes="7"),  # type: ignore[arg-type]
+        NicReading(tx_bytes=1.5),  # type: ignore[arg-type]
+        NicReading(drops=-1),
+        NicReading(sent_bytes=2**64),
+        NicReading(interface_index=2**32),
+        NicReading(is_paused="no"),  # type: ignore[arg-type]
+        NicReading(queue_counts=[(1, 2)]),  # type: ignore[arg-type]
+        NicReading(queue_counts={"tx": (1, 2)}),  # type: ignore[dict-item]
+        NicReading(queue_counts={2**16: (1, 2)}),
+        NicReading(queue_counts={None: (1, 2)}),  # type: ignore[dict-item]
+        NicReading(queue_limits={0: (1, 2, 3)}),  # type: ignore[dict-item]
+        NicReading(queue_limits={0: (1, "2")}),  # type: ignore[dict-item]
+    ],
+)
+def test_a_monitor_that_returns_wrong_types_is_not_asked_again(wrong: NicReading) -> None:
+    several = NicMonitors({"wrong": Fixed(wrong), "fixed": Fixed(NicReading(tx_bytes=4))})
+    assert [several.read("eth0") for _ in range(2)] == [NicReading(tx_bytes=4)] * 2
+    assert several.states["wrong"]
+    assert several.states["fixed"] == ""
+
+
+def test_a_reading_with_everything_is_accepted() -> None:
+    whole = NicReading(1, 2, 3, 4, 5, 2**64 - 1, 7, True, 9, {0: (1, None)}, {65_535: (1, 2)})
+    several = NicMonitors({"fixed": Fixed(whole)})
+    assert several.read("eth0") == whole
+    assert several.states == {"fixed": ""}
+
+
+class Peaks:
+    """Peaks of queues: of packets that were counted while nothing waited, and of some that waited."""
+
+    def __init__(self) -> None:
+        self.found = [(0, 12), (900, 3)]
+
+    def take(self, index: int) -> tuple[int, int]:
+        return self.found.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_no_peak_does_not_hide_what_others_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitors, "QueuePeaks", Peaks)
+    several = NicMonitors({"ebpf": EbpfMonitor(), "sampled": Fixed(NicReading(tx_bytes=500))})
+    assert [several.read("lo").tx_bytes for _ in range(2)] == [500, 900]
 
 
 def test_an_unknown_monitor_is_refused_with_the_names_of_the_known_ones() -> None:

@@ -118,3 +118,29 @@ def test_the_pressure_of_an_interface_that_is_gone_is_taken_back(nic: Nic, monke
 
     asyncio.run(story())
     assert told == [NicQueuesRead({address_number("10.0.0.1"): 255.0}), NicQueuesRead({})]
+
+
+def test_pressures_are_taken_back_if_the_interfaces_can_be_read_no_more(
+    nic: Nic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nic.reading = NicReading(tx_bytes=1 << 20)
+    delivered: list[Event] = []
+
+    async def run() -> None:
+        watch, done = NicWatch(), asyncio.Event()
+
+        def deliver(event: Event) -> None:
+            delivered.append(event)
+            monkeypatch.setattr(watch, "read", lambda now_ns: 1 // 0)  # fails from now on
+            if len(delivered) == 2:
+                done.set()
+
+        monitor = HostMonitor(deliver, watch=watch)
+        monitor.start()
+        monitor.watch_pair(Pair(("10.0.0.1", "10.0.0.2", (("10.0.0.1", "10.0.0.2"),)), 0, 1))
+        await asyncio.wait_for(done.wait(), 20)
+        await monitor.stop()
+
+    asyncio.run(run())
+    assert delivered == [NicQueuesRead({address_number("10.0.0.1"): 255.0}), NicQueuesRead({})]
+    assert "interfaces ended" in caplog.text
