@@ -83,6 +83,8 @@ class AgentSettings:
     quota: Quota = field(default_factory=Quota)
     is_shared: bool | None = None
     telemetry: tuple[str, ...] = (f"127.0.0.1:{TELEMETRY_PORT}",)
+    is_telemetry_optional: bool = False
+    """Whether nobody chose the addresses: if one cannot be used, the agent warns, and goes on without it."""
     gate: GateSettings = field(default_factory=GateSettings)
     feeds: tuple[str, ...] = ()
     """Other feeds of telemetry, ADAPTER=WHERE."""
@@ -246,7 +248,11 @@ class AgentServer:
         try:
             listener = TelemetryListener(self, host, port)
         except OSError as error:
-            raise ConfigError(f"cannot receive telemetry at {address}: {error.strerror or error}") from None
+            why = f"cannot receive telemetry at {address}: {error.strerror or error}"
+            if not self._settings.is_telemetry_optional:
+                raise ConfigError(why) from None
+            _log.warning("%s. This is the default, and the agent goes on without it: --telemetry names another", why)
+            return
         self._listeners.append(listener)
         self._machine.telemetry.append(asyncio_support.address_text(listener.port.name))
 

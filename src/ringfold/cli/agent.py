@@ -100,6 +100,7 @@ def _settings(resolved: "Resolved") -> "AgentSettings":
         tuning=tuning,
         quota=Quota(clients=clients, flows=flows, slots=min(flows, Quota().slots)),
         telemetry=resolved.listed("agent_telemetry"),
+        is_telemetry_optional=not resolved.is_set("agent_telemetry"),
         gate=GateSettings(keys=keys, allow=allow),
         feeds=resolved.listed("agent_feeds"),
         report_to=resolved.listed("agent_report_to"),

@@ -8,6 +8,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,12 @@ from ringfold.agent.daemon import (
     AgentSettings,
     AgentThread,
 )
-from ringfold.agent.monitors import NicWatch
+from ringfold.agent.monitors import Monitor, NicWatch
 from ringfold.agent.registry import Quota
 from ringfold.agent.steering import MAX_URGENT_PER_CALL
 from ringfold.agent.telemetry import ReportSettings
-from ringfold.config import split_address
+from ringfold.cli.agent import _settings
+from ringfold.config import load, split_address
 from ringfold.errors import AgentUnreachable, ConfigError, UsageError
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, unix_ns
@@ -577,6 +579,53 @@ def test_bad_telemetry_is_counted_and_changes_nothing(heard: Heard, directory: P
     with AgentConsole([directory]) as console:
         until(lambda: "telemetry replayed" in console.status().refused)
         assert console.status().refused == {"telemetry length": 3, "telemetry replayed": 1}
+
+
+def test_a_default_address_that_is_in_use_is_a_warning_and_a_chosen_one_an_error(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        where = (f"127.0.0.1:{taken.getsockname()[1]}",)
+        chosen = AgentSettings(directory=directory, telemetry=where)
+        with pytest.raises(ConfigError, match="in use"):
+            AgentThread(chosen)
+        with AgentThread(replace(chosen, is_telemetry_optional=True)) as agent, AgentConsole([directory]) as console:
+            assert (agent.server.telemetry, console.status().telemetry) == ([], ())
+    assert f"cannot receive telemetry at {where[0]}" in caplog.text
+    assert _settings(load({"agent_dir": tmp_path})).is_telemetry_optional
+    assert not _settings(load({"agent_dir": tmp_path, "agent_telemetry": list(where)})).is_telemetry_optional
+
+
+def _snippets(page: str) -> list[str]:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "guides" / page).read_text()
+    return [block.split("```")[0] for block in text.split("```python\n")[1:]]
+
+
+def test_the_packet_of_the_guide_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.settimeout(WAIT_S)
+        receiver.bind(("127.0.0.1", 0))
+        monkeypatch.setattr("ringfold.config.TELEMETRY_PORT", receiver.getsockname()[1])
+        exec(_snippets("telemetry.md")[0], {})
+        packet = decode(receiver.recv(2_048))
+    assert isinstance(packet, Packet)
+    assert packet.body == Congestion(address_number("10.0.0.1"), address_number("10.0.0.2"), 1, 180, 65_536)
+
+
+def test_the_monitor_of_the_guide_reads_what_its_driver_reports() -> None:
+    names: dict[str, type[Monitor]] = {}
+    exec(next(block for block in _snippets("telemetry.md") if "class Rings" in block), names)
+    with pytest.raises(OSError, match="ring_bytes"):
+        names["Rings"]().read("lo")
+
+
+def test_the_client_of_the_guide_runs_with_an_agent(agent: AgentThread, directory: Path) -> None:
+    [snippet] = _snippets("agent.md")
+    waits = snippet.replace("/run/ringfold", str(directory)).replace("...", "placed(client, flow)", 1)
+    names: dict[str, object] = {"placed": placed}
+    exec(waits, names)
+    assert names["hint"] == ([49151, 16384], 0)
 
 
 def test_telemetry_from_beyond_this_host_needs_a_list_or_a_key(directory: Path) -> None:
