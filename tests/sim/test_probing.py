@@ -23,7 +23,7 @@ def test_rounds_keep_their_promises_under_faults(kind: RoundKind) -> None:
         assert outcome.windows > 0
 
 
-@pytest.mark.parametrize("seed", [7245, 119, 730, 224, 2622, 9217, 9261])
+@pytest.mark.parametrize("seed", [7245, 119, 730, 224, 2622, 9217, 9261, 607664087])
 def test_seeds_that_once_found_something(seed: int) -> None:
     run_rounds(seed)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.probe.graph.draw import listed_edges
 from ringfold.probe.regions.root import RelayTable, SendToRelay
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.effects import (
@@ -504,6 +505,10 @@ class ProbingMaster:
         others = [node for node in self.conns if self._missed[node] < limit]
         if len(others) < 2 or not any(node not in self.listeners for node in others):
             return
+        names = {node: conn.node.name for node, conn in self.conns.items() if node in others and isinstance(conn, Conn)}
+        lists = self.world.settings.graph
+        if lists and not listed_edges(names, self.listeners, lists):
+            return  # by the given lists, the others have nobody to probe
         for node in sorted(truth.participants):
             if (missed := self._missed[node]) >= limit:
                 self.world.history.kept_in_graph(round, node, missed)
