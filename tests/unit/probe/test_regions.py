@@ -333,7 +333,7 @@ def test_the_bytes_of_a_row_are_not_underestimated() -> None:
     big = (1 << 63) - 1
     ints = {name: big for name, kind in EdgeFit.__annotations__.items() if kind in (int, "int")}
     fit = EdgeFit(**{**ints, "src": big, "dst": big}, low=(-big,) * 3, high=(big,) * 3, why="\u20ac" * 500)  # type: ignore[arg-type]
-    whole = RoundReport(RoundId(big, big), *(big,) * 4, [fit] * 50, *(big - 1,) * 9)  # type: ignore[call-arg, arg-type]
+    whole = RoundReport(RoundId(big, big), *(big,) * 4, [fit] * 50, *(big - 1,) * 9)
     row = report_row(big, whole, 1)
     assert 0.5 * row_bytes(whole) < len(encode(RelayReports(RoundId(), 0, [row]))) - 100 < row_bytes(whole)
 
