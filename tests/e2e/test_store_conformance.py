@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,15 @@ def test_compare_and_set_replaces_what_was_read(store: StoreClient) -> None:
     after = won(store.compare_and_set("key", before, b"two"))
     assert after.version > before.version
     assert store.get("key") == after
+
+
+def test_compare_and_set_with_the_version_of_another_value_loses(store: StoreClient) -> None:
+    """A store that was restored from an old snapshot uses versions again: a late write must not meet another value."""
+    present = store.set("key", b"one")
+    other = replace(present, value=b"two")
+    assert store.compare_and_set("key", other, b"three") == Lost(present)
+    assert not store.delete("key", other)
+    assert store.get("key") == present
 
 
 def test_compare_and_set_with_an_old_version_loses(store: StoreClient) -> None:

@@ -22,7 +22,7 @@ def test_drawn_stories_keep_every_promise() -> None:
         run_schedule(seed)
 
 
-@pytest.mark.parametrize("seed", [37, 80, 101642, 101945, 102529, 103022, 140, 301331, 383, 1138])
+@pytest.mark.parametrize("seed", [37, 80, 101642, 101945, 102529, 103022, 140, 301331, 383, 1138, 2622631407])
 def test_a_story_that_once_failed_keeps_every_promise(seed: int) -> None:
     run_schedule(seed)
 

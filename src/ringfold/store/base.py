@@ -176,6 +176,16 @@ Condition = Entry | AnyVersion | None
 """The condition of a write: the key has exactly this entry, any, or (None) is absent."""
 
 
+def is_met(present: Entry | None, condition: Condition) -> bool:
+    """Whether the entry of a key meets a write's condition. Version and value: a store that was restored from an old
+    snapshot uses the numbers after it again."""
+    if isinstance(condition, AnyVersion):
+        return True
+    if present is None or condition is None:
+        return present is condition
+    return (present.version, present.value) == (condition.version, condition.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """One atomic change. A `value` of None deletes; `ttl_ms` makes the key a lease; for `lasting` see `Store`."""

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ringfold.errors import StoreUnknown, StoreUnreachable
 from ringfold.store.base import (
     Added,
-    AnyVersion,
-    Condition,
     Deadline,
     Entry,
     Generation,
@@ -32,8 +30,8 @@ from ringfold.store.base import (
     Scanned,
     Write,
     Written,
+    is_met,
     total_of,
-    version_of,
 )
 
 Reply = TypeVar("Reply")
@@ -52,13 +50,6 @@ class StoreCall:
     number: int
     kind: Kind
     key: str
-
-
-def holds(present: Entry | None, condition: Condition) -> bool:
-    """Whether the entry of a key meets a write's condition."""
-    if isinstance(condition, AnyVersion):
-        return True
-    return version_of(present) == version_of(condition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +77,7 @@ class MemoryServer:
 
     def write(self, write: Write, guard: Generation) -> Written:
         present = self.entries.get(write.key)
-        if self.generation is None or not _fits(self.generation, guard) or not holds(present, write.condition):
+        if self.generation is None or not _fits(self.generation, guard) or not is_met(present, write.condition):
             return Written(False, present, self.generation)
         if write.value is None and present is None:
             return Written(True, None, self.generation)

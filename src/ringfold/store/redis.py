@@ -52,11 +52,12 @@ _WRITE = (
     _FITS
     + """
 local at, now = generation(), entry(KEYS[2])
-local is_met = ARGV[3] == 'any' or (now[2] or '0') == ARGV[3]
+-- Version and value: after a restore, the numbers after the snapshot are used again.
+local is_met = ARGV[3] == 'any' or ((now[2] or '0') == ARGV[3] and (now[1] or '') == ARGV[4])
 if not fits(at) or not is_met then return {at, now, 0, 0} end
 local existed = now[2] and 1 or 0
-if ARGV[4] == 'put' then
-  put(ARGV[5], ARGV[6])
+if ARGV[5] == 'put' then
+  put(ARGV[6], ARGV[7])
 elseif existed == 1 then
   redis.call('HINCRBY', KEYS[1], 'revision', 1)
   redis.call('DEL', KEYS[2])
@@ -82,7 +83,7 @@ _KEEP = (
     _FITS
     + """
 local at, now = generation(), entry(KEYS[2])
-if not fits(at) or now[2] ~= ARGV[3] then return {at, now, 0, 0} end
+if not fits(at) or now[2] ~= ARGV[3] or now[1] ~= ARGV[5] then return {at, now, 0, 0} end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 return {at, now, 1, 1}
 """
@@ -170,15 +171,16 @@ class RedisDriver:
         return Read(_entry(now), _generation(at))
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
+        expected = b""
         match write.condition:
             case AnyVersion():
                 condition = "any"
             case None:
                 condition = "0"
-            case Entry(version=version):
+            case Entry(value=expected, version=version):
                 condition = str(version)
         change = ("drop",) if write.value is None else ("put", write.value, write.ttl_ms)
-        return _written(self._run(_WRITE, write.key, guard, deadline, condition, *change))
+        return _written(self._run(_WRITE, write.key, guard, deadline, condition, expected, *change))
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         at, total = self._run(_ADD, key, guard, deadline, delta)
@@ -192,7 +194,8 @@ class RedisDriver:
 
     def renew(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
         # Renewal is idempotent: its outcome need not be known.
-        return _written(self._run(_KEEP, key, guard, deadline, entry.version, entry.ttl_ms, is_read=True))
+        arguments = (entry.version, entry.ttl_ms, entry.value)
+        return _written(self._run(_KEEP, key, guard, deadline, *arguments, is_read=True))
 
     def watch(self, key: str, deadline: Deadline) -> "RedisKeyWatch":
         connection = self._connected(deadline)

@@ -35,7 +35,6 @@ from ringfold.errors import ConfigError, StoreError, StoreUnknown, StoreUnreacha
 from ringfold.runtime import local, threads
 from ringfold.store.base import (
     Added,
-    AnyVersion,
     Deadline,
     Entry,
     Generation,
@@ -43,8 +42,8 @@ from ringfold.store.base import (
     Scanned,
     Write,
     Written,
+    is_met,
     total_of,
-    version_of,
 )
 
 Value = TypeVar("Value")
@@ -172,8 +171,8 @@ def _write(db: sqlite3.Connection, write: Write, guard: Generation) -> Written:
     if row is None:
         return Written(False, None, None)
     present, generation = _entry(row[2:]), Generation(*row[:2])
-    is_met = isinstance(write.condition, AnyVersion) or version_of(present) == version_of(write.condition)
-    if generation.id != guard.id or generation.revision < guard.revision or not is_met:
+    is_older = generation.id != guard.id or generation.revision < guard.revision
+    if is_older or not is_met(present, write.condition):
         return Written(False, present, generation)
     if write.value is None and present is None:
         return Written(True, None, generation)

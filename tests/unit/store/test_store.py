@@ -411,8 +411,11 @@ def test_a_waiter_for_a_key_is_not_woken_for_another(tmp_path: Path) -> None:
     watches.close()
 
 
-def test_a_watch_is_kept_for_the_next_wait_and_what_it_was_read_with(tmp_path: Path) -> None:
+def test_a_watch_is_kept_for_the_next_wait_and_what_it_was_read_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wait that begins where the last one ended makes one request: the read after the notification."""
+    monkeypatch.setattr("ringfold.store.sqlite._SLOW_POLL_S", 10.0)  # which is a request, too
     with open_store(f"sqlite://{tmp_path}/store.db") as store, open_store(f"sqlite://{tmp_path}/store.db") as other:
         entry = other.set("a", b"0")
         timer = threading.Timer(0.05, lambda: other.set("a", b"1"))
