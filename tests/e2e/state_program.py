@@ -202,8 +202,9 @@ def striking(me: ProgramContext, raw: dict[str, Any], strike: Message | None) ->
         while not over.is_set():
             changed = int((watched != before).sum())
             if changed >= strike["blocks"]:
-                os.kill(strike["pid"], signal.Signals[strike["signal"]])
+                # Before the signal: what the program reports of it comes after this.
                 me.report("struck", blocks=changed)
+                os.kill(strike["pid"], signal.Signals[strike["signal"]])
                 return
 
     thread = threading.Thread(target=watch, daemon=True)
