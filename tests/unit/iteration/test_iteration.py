@@ -180,6 +180,14 @@ class Process:
         return None
 
 
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition that another thread brings about."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"not within 30 s: {what}"
+        time.sleep(0.01)
+
+
 def fails_once(kind: str, key: str, fault: Fault) -> Callable[[StoreCall], Fault | None]:
     """A fault at the next call of a kind to a key that ends like this."""
     left = [fault]
@@ -752,8 +760,7 @@ def test_close_ends_a_call_that_waits_in_another_thread(tmp_path: Path) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while not iteration.waiting_for:
-        time.sleep(0.01)
+    until(lambda: iteration.waiting_for, "the call waits")
     with pytest.raises(DeadlineExceeded, match="another thread"):
         iteration.next(timeout_s=0.01)
     iteration.close()
@@ -779,8 +786,7 @@ def test_a_store_that_refuses_a_heartbeat_for_a_while_ends_no_rank(
     with store, GlobalIteration(store, 0, 1, heartbeat_s=0.01) as iteration:
         assert iteration.next() == 0
         left[0] = 3
-        while left[0]:
-            time.sleep(0.01)
+        until(lambda: not left[0], "all heartbeats that are refused are sent")
         assert iteration.next() == 1
         assert iteration.error is None
     assert caplog.text.count("disk is full") == 1
