@@ -47,6 +47,7 @@ class Server:
 
     kind = ""
     can_list = True
+    has_counters = False
     has_leases = False
     can_pause = True
     can_restart = True
@@ -241,6 +242,7 @@ sys.stdin.read()
 class Tcp(Server):
     kind = "tcp"
     can_list = False
+    has_counters = True
     can_restart = False  # with it goes all that it held
     can_go_back = False
 

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from store_servers import SERVERS, SOURCE, Etcd, EtcdCluster, Server, Sqlite, th
 
 import ringfold as rf
 from ringfold.iteration import State
-from ringfold.store import open_store
+from ringfold.store import StoreClient, open_store
 from ringfold.store.base import Store
 
 pytestmark = pytest.mark.waiting
@@ -127,6 +128,42 @@ def together(crew: list[Rank], server: Server, world: int, **options: object) ->
     crew += [Rank(server, rank, world, min_ranks=world, **options) for rank in range(world)]
     assert [rank.begins() for rank in crew] == [0] * world
     return list(crew)
+
+
+def requests_per_iteration(url: str, prefix: str, world: int, iterations: int) -> float:
+    """Ranks that only agree, each in a thread with a client of its own: the mean number of requests to the store."""
+    clients = [open_store(url, prefix=prefix, timeout_s=LIMIT_S) for _ in range(world)]
+    started = threading.Barrier(world)
+    counts: list[int] = []
+
+    def agree(rank: int, client: StoreClient) -> None:
+        # No heartbeats while it is measured: they are per second, and not per iteration.
+        with rf.GlobalIteration(
+            client, rank, world, min_ranks=world, heartbeat_s=600, inactive_after_s=1200, timeout_s=LIMIT_S
+        ) as iteration:
+            iteration.next()
+            iteration.next()
+            started.wait(LIMIT_S)
+            before = client.operations
+            for _ in range(iterations):
+                iteration.next()
+            counts.append(client.operations - before)
+            started.wait(LIMIT_S)
+
+    ranks = [threading.Thread(target=agree, args=each) for each in enumerate(clients)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    for client in clients:
+        client.close()
+    assert len(counts) == world
+    return sum(counts) / world / iterations
+
+
+def test_the_requests_of_a_rank_do_not_grow_with_the_ranks(server: Server) -> None:
+    few, many = (requests_per_iteration(server.url, f"of-{world}", world, 10) for world in (4, 24))
+    assert many < 2 * few + 1
 
 
 def come_together(ranks: list[Rank]) -> int:

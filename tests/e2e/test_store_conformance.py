@@ -269,6 +269,39 @@ def test_adding_to_what_is_no_number_is_refused_and_changes_nothing(store: Store
     assert store.get("text") == entry
 
 
+@pytest.mark.parametrize("server", those("has_counters"), indirect=True)
+def test_increments_of_many_clients_get_a_number_each(server: Server, opened: Open) -> None:
+    numbers: list[int] = []
+
+    def count(store: StoreClient) -> None:
+        for _ in range(20):
+            numbers.append(store.increment("n"))
+
+    counters = [threading.Thread(target=count, args=[opened()]) for _ in range(4)]
+    for each in counters:
+        each.start()
+    for each in counters:
+        each.join()
+    assert sorted(numbers) == list(range(1, 81))
+    assert opened().increment("n", 0) == 80
+
+
+@pytest.mark.parametrize("server", those("has_counters"), indirect=True)
+def test_a_counter_is_no_entry_and_an_entry_no_counter(server: Server, store: StoreClient) -> None:
+    entry = store.set("n", b"ten")
+    assert store.increment("n", 7) == 7
+    assert store.get("n") == entry
+    assert store.delete("n") is True
+    assert store.increment("n", 0) == 0
+
+
+def test_a_store_without_counters_reports_it(server: Server, store: StoreClient) -> None:
+    assert store.has_counters == server.has_counters
+    if not server.has_counters:
+        with pytest.raises(UsageError, match="use add"):
+            store.increment("n")
+
+
 def test_delete_returns_whether_there_was_something(store: StoreClient) -> None:
     store.set("key", b"")
     assert store.delete("key") is True

@@ -8,7 +8,18 @@ from ringfold.errors import StoreUnknown, Superseded
 from ringfold.iteration import liveness
 from ringfold.iteration.liveness import LivenessTiming, RankObservation, RankObserver
 from ringfold.iteration.machine import BegunIteration, IterationMachine
-from ringfold.iteration.operations import Delete, Get, Heartbeat, Ns, Pause, ProgramCall, Steps, StoreOutcome, WaitFor
+from ringfold.iteration.operations import (
+    Delete,
+    Get,
+    Heartbeat,
+    Increment,
+    Ns,
+    Pause,
+    ProgramCall,
+    Steps,
+    StoreOutcome,
+    WaitFor,
+)
 from ringfold.iteration.record import Advance, Hold, RankIdentity, Record, Registration, Rules, decode, encode
 from ringfold.store.base import Entry, Generation
 from ringfold.store.client import StoreClient
@@ -61,6 +72,23 @@ class LeavesItToOthers(IterationMachine):
             raise self._timeout_error(call, Hold((), "it leaves it to others"))
         yield from super()._wait(call, record)
         self._waited_in = None
+
+
+class CountsFirst(IterationMachine):
+    """Counts its arrival before it has written it: who gets the highest number cannot see all arrivals yet."""
+
+    def _arrive(self, call: ProgramCall, iteration: int) -> Steps[None]:
+        yield from self._count_arrival(call, iteration)
+        yield from super()._arrive(call, iteration)
+
+
+class CountsNobodyElse(IterationMachine):
+    """Reads the counter of arrivals, and does not increment it."""
+
+    def _count_arrival(self, call: ProgramCall, iteration: int) -> Steps[None]:
+        if self.me.has_counters:
+            outcome = yield from call.execute(Increment(self.keys.arrivals(iteration), by=0))
+            self._counted = (iteration, outcome if isinstance(outcome, int) else 0)
 
 
 class ComesBack(IterationMachine):
@@ -231,6 +259,8 @@ BUGS: dict[str, Bug] = {
     "unknown_is_won": _bug("an unknown outcome counts as a win", _of(TakesUnknownForWon)),
     "never_looks_again": _bug("a rank that waits never looks for the dead", _of(NeverLooksAgain)),
     "left_to_others": _bug("a rank that has arrived never looks whether all have", _of(LeavesItToOthers)),
+    "counted_first": _bug("an arrival is counted before it is written", _of(CountsFirst)),
+    "not_counted": _bug("arrivals are not counted, and the last one does not know that it is", _of(CountsNobodyElse)),
     "comes_back": _bug("a superseded incarnation registers again", _of(ComesBack)),
     "no_repeat": _bug("a restarted rank skips what its predecessor had not finished", _of(DoesNotRepeat)),
     "any_incarnation": _bug("the arrival of a dead incarnation counts", _of(CountsTheDead)),

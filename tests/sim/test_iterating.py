@@ -27,10 +27,18 @@ def test_a_story_that_once_failed_keeps_every_promise(seed: int) -> None:
     run_schedule(seed)
 
 
-@pytest.mark.parametrize(("can_list", "has_leases"), [(True, False), (True, True), (False, False)])
-def test_a_crash_at_every_store_operation_does_no_harm(can_list: bool, has_leases: bool) -> None:
+@pytest.mark.parametrize(
+    "store",
+    [
+        {"can_list": True},
+        {"can_list": True, "has_leases": True},
+        {"can_list": False},
+        {"can_list": False, "has_counters": True},
+    ],
+)
+def test_a_crash_at_every_store_operation_does_no_harm(store: dict[str, bool]) -> None:
     """Of two ranks, in their first iterations: one dies before the operation, or after it and without its answer."""
-    calm = IterationSchedule(seed=5, rules=Rules(2), can_list=can_list, has_leases=has_leases, quiet_ms=1_200, slow=0.0)
+    calm = IterationSchedule(seed=5, rules=Rules(2), quiet_ms=1_200, slow=0.0, **store)  # type: ignore[arg-type]
     schedules = list(every_crash(calm))
     assert len(schedules) > 60
     for schedule in schedules:

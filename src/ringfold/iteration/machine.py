@@ -22,14 +22,20 @@ rank is never removed, an old number counts for nothing, and there is nothing to
 written by compare-and-set, too, so that a late write cannot replace a newer one.
 
 *Waiting.* A rank that has finished writes its arrival. If all others may have arrived by then, it observes them, so
-that of several last ranks at least one sees all arrivals. Where the versions of a store count its writes
-(`counts_writes`), the version of the arrival minus that of the record is at least the number of arrivals so far; as
-long as that is lower than the number of ranks that are waited for, nobody needs to look. So one or two ranks observe in
-an iteration, and not all of them: what a rank costs the store does not grow with the number of ranks.
+that of several last ranks at least one sees all arrivals. A rank that knows that others have not arrived does not look:
+one or two ranks observe in an iteration, and what a rank costs the store does not grow with the number of ranks. It
+knows the *arrival count*, which is never lower than the number of arrivals that were counted before:
+- Where the versions of a store count its writes (`counts_writes`), it is the version of the arrival minus that of the
+  record.
+- Where the store has atomic counters (`has_counters`), each iteration has one, and a rank increments it *after* it has
+  written its arrival. So the rank that gets the highest number can see the arrivals of all that got a lower one.
+Both may be too high (a heartbeat is a write, a restarted rank arrives twice): then a rank looks in vain. The count is
+too low only for a rank that died between its write and its increment: then the others observe a little later.
 
-The winner of the present iteration was the last to finish the one before, and likely is again: it observes first, and
-if all others have arrived it advances without an arrival of its own. A rank that has to wait waits for the record to
-change, and observes again at a low rate: for ranks that died, and for a last rank that died before it tried.
+The winner of the present iteration was the last to finish the one before, and likely is again: it observes first (where
+there is a counter: if that says that it is the last), and if all others have arrived it advances without an arrival of
+its own. A rank that has to wait waits for the record to change, and observes again at a low rate: for ranks that died,
+and for a last rank that died before it tried. Before enough ranks have registered there is nothing to observe.
 
 *Members and newcomers.* A rank that is a member of the record's iteration, and has not run it yet, runs it. Every other
 rank arrives at it at once, without running it, and is a member of the next. So a rank that restarts while the others
@@ -57,6 +63,7 @@ from ringfold.iteration.operations import (
     Delete,
     Get,
     Heartbeat,
+    Increment,
     Ns,
     Pause,
     ProgramCall,
@@ -171,6 +178,8 @@ class IterationMachine:
         self.has_left = False
         self._entry: Entry | None = None
         self._arrival: Entry | None = None
+        self._counted: tuple[int, int] | None = None
+        """The iteration at which this rank counted its arrival last, and the arrival count that it got."""
         self._arrived = self.keys.arrived(me.rank, me.incarnation)
         self._alive = self.keys.alive(me.rank, me.incarnation)
         self._nonces = 0
@@ -352,7 +361,16 @@ class IterationMachine:
                     self._arrival = present  # only this incarnation writes it: an earlier try succeeded after all
                 case _:
                     self._arrival = yield from call.get(self._arrived)
+        yield from self._count_arrival(call, iteration)
         self._move_to(State.READY)
+
+    def _count_arrival(self, call: ProgramCall, iteration: int) -> Steps[None]:
+        """Increment the counter of arrivals, once per iteration. With an unknown outcome, it is tried again later."""
+        if not self.me.has_counters or (self._counted is not None and self._counted[0] >= iteration):
+            return
+        outcome = yield from call.execute(Increment(self.keys.arrivals(iteration)))
+        if isinstance(outcome, int):
+            self._counted = (iteration, outcome)
 
     def _has_arrived_at(self, iteration: int) -> bool:
         return finished_iteration(self._arrival) >= iteration
@@ -360,9 +378,12 @@ class IterationMachine:
     def _observe_and_decide(self, call: ProgramCall, record: Record) -> Steps[None]:
         """Observe; then try to advance, or write the arrival, or wait for another rank to advance."""
         is_written = self._has_arrived_at(record.iteration)
-        if is_written and self._waited_in is not record and self._is_early(record):
-            self.hold = Hold((), "others have not arrived")
+        if is_written and not call.is_over and (hold := self._hold_without_observing(record)) is not None:
+            self.hold = hold
             yield from self._wait(call, record)
+            return
+        if not is_written and (yield from self._are_others_missing(call, record)):
+            yield from self._arrive(call, record.iteration)
             return
         observation = yield from self.observer.observe(call, record)
         if self.record is not record:
@@ -373,8 +394,7 @@ class IterationMachine:
             self.hold = None
             yield from self._advance(call, record, decision)
             if self._won > record.iteration:
-                for key, orphan in observation.orphans:
-                    yield Delete(key, orphan)
+                yield from self._clean_up(record, observation)
             return
         self.hold = decision
         if not is_written:
@@ -386,19 +406,53 @@ class IterationMachine:
         else:
             yield from self._wait(call, record)
 
+    def _clean_up(self, record: Record, observation: RankObservation) -> Steps[None]:
+        """Remove what is not needed after this record. Late ranks may still count their arrival at it: its counter is
+        removed with the next one."""
+        for key, orphan in observation.orphans:
+            yield Delete(key, orphan)
+        if self.me.has_counters and record.iteration > NONE_YET:
+            yield Delete(self.keys.arrivals(record.iteration - 1))
+
     def _wait(self, call: ProgramCall, record: Record) -> Steps[None]:
         """Wait for a newer record than this, until it is time to observe the others again."""
         self._waited_in = record
         wait_s = min(self.timing.observe_interval_s, call.left_s)
         yield from self._read(call, WaitFor(self.keys.record, version_of(self._entry), wait_s))
 
+    def _hold_without_observing(self, record: Record) -> Hold | None:
+        """Why the iteration cannot advance now, where that is certain without an observation."""
+        is_early = self._waited_in is not record and self._is_early(record)
+        return _hold_at_best(record) or (Hold((), "others have not arrived") if is_early else None)
+
     def _is_early(self, record: Record) -> bool:
-        """Whether others certainly had not arrived when this rank wrote its arrival. The last one to write sees more
-        writes than that, and observes."""
+        """Whether others certainly had not arrived when this rank wrote and counted its arrival. The last one gets a
+        higher count than that, and observes."""
+        count = self._arrival_count(record.iteration)
+        return count is not None and count < self._needed(record)
+
+    def _arrival_count(self, iteration: int) -> int | None:
+        """At least so many arrivals preceded this rank's own, which is included; None if it is not known."""
+        if self._counted is not None and self._counted[0] == iteration:
+            return self._counted[1]
         if not self.me.counts_writes or self._iteration_version is None or self._arrival is None:
+            return None
+        return self._arrival.version - self._iteration_version
+
+    def _are_others_missing(self, call: ProgramCall, record: Record) -> Steps[bool]:
+        """Whether it is certain, before this rank has arrived, that others have not arrived either. A counter, where
+        there is one, shows it in one request."""
+        if _hold_at_best(record) is not None:
+            return True
+        if not self.me.has_counters:
             return False
+        outcome = yield from call.execute(Increment(self.keys.arrivals(record.iteration), by=0))
+        return isinstance(outcome, int) and outcome + 1 < self._needed(record)
+
+    def _needed(self, record: Record) -> int:
+        """The iteration cannot advance with fewer arrivals than this."""
         waited_for = sum(not self.is_dead(rank) for rank in record.present)
-        return self._arrival.version - self._iteration_version < waited_for
+        return max(waited_for, record.rules.min_ranks)
 
     def _decide(self, record: Record, observation: RankObservation) -> Advance | Hold:
         return decide(record, observation.arrived | {self.me.rank}, observation.dead)
@@ -499,6 +553,12 @@ class IterationMachine:
         except (Superseded, StoreWentBack) as error:
             self.error = error
             raise
+
+
+def _hold_at_best(record: Record) -> Hold | None:
+    """Why the iteration could not advance even if all registered ranks had arrived: there are too few of them."""
+    decision = decide(record, record.roster, ())
+    return decision if isinstance(decision, Hold) else None
 
 
 def _rules(rules: Rules) -> str:

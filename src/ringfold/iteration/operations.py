@@ -47,8 +47,16 @@ class CompareAndSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Increment:
+    """Add to an atomic counter; `by` 0 reads it. The outcome is the sum."""
+
+    key: str
+    by: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
-    """The outcome is None. Without `expected`, the key is removed unconditionally."""
+    """The outcome is None. Without `expected`, the key is removed unconditionally, and so is its counter."""
 
     key: str
     expected: Entry | None = None
@@ -82,8 +90,8 @@ class Pause:
     seconds: float
 
 
-Operation = Get | ListKeys | CompareAndSet | Delete | Heartbeat | WaitFor | Pause
-StoreOutcome = Entry | dict[str, Entry] | Won | Lost | RingfoldError | None
+Operation = Get | ListKeys | CompareAndSet | Increment | Delete | Heartbeat | WaitFor | Pause
+StoreOutcome = Entry | dict[str, Entry] | Won | Lost | int | RingfoldError | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,11 @@ class Keys:
     def __init__(self, name: str) -> None:
         self.record = f"{name}/record"
         self.ranks = f"{name}/ranks/"
+        self._arrivals = f"{name}/arrivals/"
+
+    def arrivals(self, iteration: int) -> str:
+        """The counter of the arrivals at an iteration, where the store has counters."""
+        return f"{self._arrivals}{iteration}"
 
     def arrived(self, rank: int, incarnation: str) -> str:
         return f"{self.ranks}{rank}/{incarnation}/arrived"
@@ -75,6 +80,7 @@ class RankIdentity:
     has_leases: bool = False
     counts_writes: bool = False
     """Whether a key's version counts all writes to the store: see `Store.counts_writes`."""
+    has_counters: bool = False
     name: str = "iteration"
     """The prefix of the keys: several global iterations may share a store."""
     store: str = "the store"

@@ -20,6 +20,7 @@ from ringfold.iteration.operations import (
     Delete,
     Get,
     Heartbeat,
+    Increment,
     ListKeys,
     Ns,
     Operation,
@@ -99,6 +100,8 @@ class StepRunner:
                 return store.list(prefix)
             case CompareAndSet(key, expected, value, lasting):
                 return store.compare_and_set(key, expected, value, lasting=lasting)
+            case Increment(key, by):
+                return store.increment(key, by)
             case Delete(key, expected):
                 store.delete(key, expected)
             case WaitFor(key, seen, timeout_s):
@@ -194,6 +197,7 @@ class GlobalIteration:
             can_list=self._store.can_list,
             has_leases=self._store.has_leases,
             counts_writes=self._store.counts_writes,
+            has_counters=self._store.has_counters,
             name=name,
             store=getattr(self._store, "name", "the store"),
         )

@@ -113,6 +113,10 @@ class Store(Protocol):
         namespace, the second one included, whatever their keys."""
 
     @property
+    def has_counters(self) -> bool:
+        """Whether `increment` works."""
+
+    @property
     def generation(self) -> Generation:
         """Which store this is, with the highest revision seen here. Pass it to `open_store` as `known` later."""
 
@@ -128,6 +132,13 @@ class Store(Protocol):
 
     def add(self, key: str, delta: int = 1, timeout_s: float | None = None) -> int:
         """Add to a counter, which is a decimal number as text, and return the sum. An absent key counts as 0."""
+
+    def increment(self, key: str, by: int = 1, timeout_s: float | None = None) -> int:
+        """Increment an atomic counter, and return its value: in one request, however many clients do it at the same
+        time. It begins at 0, and `by` 0 reads it. See `has_counters`.
+
+        A counter is not an entry: it has no version, and `get`, `list` and `wait` do not see it. `delete` removes it.
+        """
 
     def delete(self, key: str, expected: Entry | None = None, timeout_s: float | None = None) -> bool:
         """Remove the key; with `expected`, only if that is still its entry. Returns whether something was removed."""
@@ -265,6 +276,9 @@ class Driver(Protocol):
     def counts_writes(self) -> bool:
         """Whether each write of the namespace gets a version of its own, higher than those of all writes before it."""
 
+    @property
+    def has_counters(self) -> bool: ...
+
     def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
         """The generation of the store. With a nonce, a store that has none gets this one."""
 
@@ -273,6 +287,9 @@ class Driver(Protocol):
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written: ...
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added: ...
+
+    def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
+        """Add to an atomic counter. Only called where `has_counters`."""
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned: ...
 

@@ -173,6 +173,10 @@ class StoreClient:
         return self._driver.counts_writes
 
     @property
+    def has_counters(self) -> bool:
+        return self._driver.has_counters
+
+    @property
     def operations(self) -> int:
         """How many requests this client has made of the store so far; notifications of watches are none."""
         return self._operations
@@ -207,6 +211,14 @@ class StoreClient:
         added = self._call(lambda guard: self._driver.add(full, delta, guard, deadline), deadline)
         if added.total is None:
             raise UsageError(f"the value of {key!r} in the store is not a number, so nothing can be added to it")
+        return added.total
+
+    def increment(self, key: str, by: int = 1, timeout_s: float | None = None) -> int:
+        if not self.has_counters:
+            raise UsageError(f"the store {self._driver.name} has no atomic counters; use add")
+        deadline, full = self._deadline(timeout_s), self._full(key)
+        added = self._call(lambda guard: self._driver.increment(full, by, guard, deadline), deadline)
+        assert added.total is not None, "a counter is not a number"
         return added.total
 
     def delete(self, key: str, expected: Entry | None = None, timeout_s: float | None = None) -> bool:

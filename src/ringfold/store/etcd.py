@@ -117,6 +117,7 @@ class EtcdDriver:
     can_list = True
     has_leases = True
     counts_writes = True
+    has_counters = False
 
     def __init__(self, url: str, namespace: str) -> None:
         scheme, _, rest = url.partition("://")
@@ -142,6 +143,9 @@ class EtcdDriver:
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         done = self._transact([], [_range(self._generation_key), _range(key.encode())], [], deadline, lost=False)
         return Read(_entry(done.pairs(1)), _generation(done.pairs(0)))
+
+    def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
+        raise AssertionError("this store has no atomic counters")
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         start = prefix.encode()

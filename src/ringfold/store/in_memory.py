@@ -35,7 +35,7 @@ from ringfold.store.base import (
 )
 
 Reply = TypeVar("Reply")
-Kind = Literal["found", "read", "write", "add", "scan"]
+Kind = Literal["found", "read", "write", "add", "increment", "scan"]
 Fault = Literal["unreachable", "lost reply", "late", "crash", "crash after"]
 
 
@@ -58,6 +58,7 @@ class StoreSnapshot:
 
     entries: dict[str, Entry]
     generation: Generation | None
+    counters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class MemoryServer:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     generation: Generation | None = None
+    counters: dict[str, int] = field(default_factory=dict)
 
     def ensure_generation(self, nonce: str | None) -> Generation | None:
         if self.generation is None and nonce is not None:
@@ -79,6 +81,8 @@ class MemoryServer:
         present = self.entries.get(write.key)
         if self.generation is None or not _fits(self.generation, guard) or not is_met(present, write.condition):
             return Written(False, present, self.generation)
+        if write.value is None:
+            self.counters.pop(write.key, None)
         if write.value is None and present is None:
             return Written(True, None, self.generation)
         self.generation = Generation(self.generation.id, self.generation.revision + 1)
@@ -96,18 +100,24 @@ class MemoryServer:
         written = self.write(Write(key, str(total).encode()), guard)
         return Added(total, written.generation)
 
+    def increment(self, key: str, by: int, guard: Generation) -> Added:
+        if self.generation is not None and _fits(self.generation, guard):
+            self.counters[key] = self.counters.get(key, 0) + by
+        return Added(self.counters.get(key, 0), self.generation)
+
     def scan(self, prefix: str) -> Scanned:
         found = {key: entry for key, entry in sorted(self.entries.items()) if key.startswith(prefix)}
         return Scanned(found, self.generation)
 
     def snapshot(self) -> StoreSnapshot:
-        return StoreSnapshot(dict(self.entries), self.generation)
+        return StoreSnapshot(dict(self.entries), self.generation, dict(self.counters))
 
     def restore(self, snapshot: StoreSnapshot) -> None:
         self.entries, self.generation = dict(snapshot.entries), snapshot.generation
+        self.counters = dict(snapshot.counters)
 
     def wipe(self) -> None:
-        self.entries, self.generation = {}, None
+        self.entries, self.generation, self.counters = {}, None, {}
 
 
 def _fits(generation: Generation, guard: Generation) -> bool:
@@ -120,6 +130,7 @@ class MemoryDriver:
     can_list = True
     has_leases = False
     counts_writes = True
+    has_counters = True
 
     def __init__(
         self,
@@ -147,6 +158,9 @@ class MemoryDriver:
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         return self._arrive("add", key, lambda: self._server.add(key, delta, guard), is_write=True)
+
+    def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
+        return self._arrive("increment", key, lambda: self._server.increment(key, by, guard), is_write=by != 0)
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         return self._arrive("scan", prefix, lambda: self._server.scan(prefix), is_write=False)

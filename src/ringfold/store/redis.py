@@ -142,6 +142,7 @@ class RedisDriver:
     can_list = True
     has_leases = True
     counts_writes = True
+    has_counters = False
 
     def __init__(self, url: str, namespace: str) -> None:
         try:
@@ -185,6 +186,9 @@ class RedisDriver:
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         at, total = self._run(_ADD, key, guard, deadline, delta)
         return Added(None if total is None else int(total), _generation(at))
+
+    def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
+        raise AssertionError("this store has no atomic counters")
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         at, found = self._run(_SCAN, prefix, guard, deadline, is_read=True)

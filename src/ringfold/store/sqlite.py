@@ -80,6 +80,7 @@ class SqliteDriver:
     can_list = True
     has_leases = False
     counts_writes = True
+    has_counters = False
 
     def __init__(self, path: str | Path, *, allow_network: bool = False) -> None:
         self._path = Path(path).absolute()
@@ -115,6 +116,9 @@ class SqliteDriver:
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         row = self._reader.look(lambda db: db.execute(_READ, (key,)).fetchone(), deadline)
         return Read(None, None) if row is None else Read(_entry(row[2:]), Generation(*row[:2]))
+
+    def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
+        raise AssertionError("this store has no atomic counters")
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         # No text sorts after the last code point, and a prefix is never empty.

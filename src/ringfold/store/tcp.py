@@ -6,6 +6,7 @@ What is added here, and why:
   afterwards, and two clients that write equal bytes would both read their own.
 - *Reading.* `get` of a missing key blocks. `compare_set` with an expected value that is never stored changes nothing
   and returns at once: the value, or, for a missing key, the expected value itself.
+- *Counters.* `increment` is torch's own `add`, of a key apart: `add` to the value of an entry would end the server.
 - *Deleting on a condition* does not exist; a tombstone is written instead (a header without a value). It stays until
   the key is deleted unconditionally, or created again.
 - *Notification.* `compare_set` wakes no waiter, and `wait` only returns when a key appears. So a write that replaces
@@ -118,6 +119,7 @@ class TcpDriver:
     can_list = False
     has_leases = False
     counts_writes = False  # a write takes its version before it is made: one with a lower version may come later
+    has_counters = True
 
     def __init__(self, url: str, namespace: str, *, serve: bool = False) -> None:
         try:
@@ -179,6 +181,19 @@ class TcpDriver:
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         return add_by_writing(self, key, delta, guard, deadline)
 
+    def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
+        link, attempt = self._connected(deadline), _Attempt()
+        if link.generation != guard.id:
+            self.put_back(link)
+            return Added(0, self._generation(link, guard, None))
+
+        def body(torch: Torch) -> int:
+            attempt.begin()
+            return torch.add(self._counter_key(key), by)
+
+        total = self._call(link, body, deadline, attempt if by else None)
+        return Added(total, self._generation(link, guard, None))
+
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         raise AssertionError("this store cannot list")
 
@@ -228,6 +243,7 @@ class TcpDriver:
         before = _unpacked(torch.compare_set(write.key, _NEVER_STORED, _NEVER_STORED))
         attempt.begin()
         existed = torch.delete_key(write.key) and before is not None
+        torch.delete_key(self._counter_key(write.key))
         self._notify(torch, write.key, before, is_gone=True)
         return True, None, existed
 
@@ -248,6 +264,9 @@ class TcpDriver:
 
     def notification_key(self, key: str, seen: Entry | None) -> str:
         return self._internal_key(f"bell/{0 if seen is None else seen.version}/{key}")
+
+    def _counter_key(self, key: str) -> str:
+        return self._internal_key(f"counter/{key}")
 
     def wake(self, key: str, deadline: Deadline) -> None:
         """Wake the waiters for one notification key."""

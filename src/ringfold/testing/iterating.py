@@ -12,18 +12,19 @@ What is checked, for any protocol, by what lives really did:
 - what a life is handed grows by one; it may skip only what it had no part in;
 - no rank begins n while a healthy rank that began n - 1 has not finished it;
 - no rank continues with a store that is not the one it knew;
-- once the faults have stopped, all ranks continue.
+- once the faults have stopped, all ranks continue;
+- and in an iteration that began after that, when all have arrived, not all of them wait: one tries to advance at once.
 And for the record, at every change: its versions, fences and members, the quorum, and that no rank came back that was
 superseded.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Literal, Protocol, assert_never
 
 from ringfold.errors import DeadlineExceeded, RingfoldError, StoreUnreachable, StoreWentBack, Superseded
-from ringfold.iteration.liveness import LivenessTiming
+from ringfold.iteration.liveness import LivenessTiming, finished_iteration
 from ringfold.iteration.machine import BegunIteration, IterationMachine
 from ringfold.iteration.operations import (
     NS,
@@ -31,6 +32,7 @@ from ringfold.iteration.operations import (
     Delete,
     Get,
     Heartbeat,
+    Increment,
     ListKeys,
     Operation,
     Pause,
@@ -40,7 +42,7 @@ from ringfold.iteration.operations import (
     WaitFor,
     send_reply,
 )
-from ringfold.iteration.record import RankIdentity, Record, Rules, decode
+from ringfold.iteration.record import Advance, Keys, RankIdentity, Record, Rules, decide, decode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreSnapshot
@@ -82,6 +84,7 @@ class IterationSchedule:
     can_list: bool = True
     has_leases: bool = False
     counts_writes: bool = False
+    has_counters: bool = False
     troubles: tuple[Trouble, ...] = ()
     crash_at: tuple[int, int, Moment] | None = None
     """A rank, the number of one of its store operations, and when in it the life ends."""
@@ -160,7 +163,8 @@ class RankProcess:
         return f"rank {self.incarnation}"
 
 
-RECORD = f"{PREFIX}/iteration/record"
+_KEYS = Keys("iteration")
+RECORD = f"{PREFIX}/{_KEYS.record}"
 
 
 class IterationFailure(SimulationFailure):
@@ -200,6 +204,10 @@ class Simulated:
         self.checks = Checks(schedule.rules, self.lives)
         self._leases: dict[str, int] = {}
         self._waiting: list[tuple[str, int, Callable[[], None]]] = []
+        self._parked: dict[str, int] = {}
+        """The incarnations whose programs wait for a record of another version than this."""
+        self._last_faulty = 0
+        """The iteration in which the faults stopped."""
         self._snapshot: StoreSnapshot | None = None
 
     # Running a schedule
@@ -243,6 +251,7 @@ class Simulated:
     def _heal(self) -> None:
         """The faults stop: everything is there again."""
         self.is_quiet, self.is_down, self.leaderless = True, False, 0
+        self._last_faulty = self.checks.iteration
         for life in list(self.lives):
             life.is_cut = False
             if life.is_paused:
@@ -344,6 +353,7 @@ class Simulated:
             can_list=self.schedule.can_list,
             has_leases=self.schedule.has_leases,
             counts_writes=self.schedule.counts_writes,
+            has_counters=self.schedule.has_counters,
         )
 
     def now_ns(self, life: RankProcess) -> int:
@@ -484,6 +494,7 @@ class Simulated:
             nonlocal is_woken
             if not is_woken:
                 is_woken = True
+                self._parked.pop(life.incarnation, None)
                 self.sched.after(self._delay_ns(), self._perform, life, fiber, Get(key))
 
         full = f"{PREFIX}/{key}"
@@ -492,6 +503,10 @@ class Simulated:
             return
         self._waiting.append((full, seen, wake))
         self.sched.after(round(timeout_s * NS), wake)
+        if full == RECORD and fiber is life.fibers[0]:
+            self._parked[life.incarnation] = seen
+            if self.is_quiet and self.checks.iteration > self._last_faulty:
+                self.checks.parked(self.server, self._parked)
 
     def _perform(self, life: RankProcess, fiber: Fiber, operation: Operation) -> None:
         """The operation reaches the store, unless something happens to it."""
@@ -522,6 +537,8 @@ class Simulated:
                 return client.list(prefix)
             case CompareAndSet(key, expected, value):
                 return client.compare_and_set(key, expected, value)
+            case Increment(key, by):
+                return client.increment(key, by)
             case Delete(key, expected):
                 client.delete(key, expected)
                 return None
@@ -641,7 +658,24 @@ class Checks:
         if life.history == history:
             raise Broken(f"{life} believes that the store went back, and it did not")
 
+    def parked(self, server: MemoryServer, seen: Mapping[str, int]) -> None:
+        """These incarnations wait for a record of another version than they have seen."""
+        record = self._record
+        if record is None:
+            return
+        present = {rank: one.incarnation for rank, one in record.roster.items() if not one.gone}
+        if any(seen.get(one) != self._version for one in present.values()):
+            return
+        arrivals = {rank: server.entries.get(f"{PREFIX}/{_KEYS.arrived(rank, one)}") for rank, one in present.items()}
+        arrived = [rank for rank, entry in arrivals.items() if finished_iteration(entry) >= record.iteration]
+        if isinstance(decide(record, arrived, ()), Advance):
+            raise Broken(f"all ranks have arrived at {record.iteration}, and all of them wait")
+
     # The record
+
+    @property
+    def iteration(self) -> int:
+        return -1 if self._record is None else self._record.iteration
 
     def _may_go_on(self, life: "RankProcess", history: int) -> bool:
         """Whether a life knows this store, or an earlier one of which it has seen nothing that was taken back."""

@@ -36,13 +36,15 @@ def draw(seed: int) -> IterationSchedule:
     moments: tuple[Moment, Moment] = ("crash", "crash after")
     crash_at = (rng.randrange(world), rng.randint(1, _OPERATIONS), rng.choice(moments))
     spare = 0 if quorum else world - rules.min_ranks
+    counts = Random(f"{seed}/counts").random()
     stay_dead = tuple(sorted(rng.sample(range(world), rng.randint(0, spare)))) if rng.random() < 0.3 else ()
     return IterationSchedule(
         seed=seed,
         rules=rules,
         can_list=rng.random() < 0.6,
         has_leases=rng.random() < 0.4,
-        counts_writes=Random(f"{seed}/counts").random() < 0.7,
+        counts_writes=counts < 0.4,
+        has_counters=0.4 <= counts < 0.8,
         troubles=_going_back(rng) if goes_back else _with_leaders_lost(seed, _troubles(rng, world)),
         crash_at=crash_at if rng.random() < 0.5 else None,
         losses=rng.choice((0.0, 0.0, 0.01, 0.05)),

@@ -27,6 +27,7 @@ from ringfold.iteration.operations import (
     Delete,
     Get,
     Heartbeat,
+    Increment,
     ListKeys,
     Operation,
     Pause,
@@ -167,6 +168,8 @@ class Process:
                     return self.client.list(prefix)
                 case CompareAndSet(key, expected, value):
                     return self.client.compare_and_set(key, expected, value)
+                case Increment(key, by):
+                    return self.client.increment(key, by)
                 case Delete(key, expected):
                     self.client.delete(key, expected)
                 case Heartbeat(key, value):
@@ -600,6 +603,81 @@ def test_where_versions_count_writes_only_the_last_rank_looks_at_the_others(worl
         # turn some ranks have not seen when the iteration began: they registered before others did.
         assert not turn or lists <= 2 + (world == 2)
         assert max(len(process.operations) for process in processes) <= 3
+
+
+@pytest.mark.parametrize("world", [2, 20, 128])
+def test_where_the_store_has_counters_only_the_last_rank_reads_the_others(world: int) -> None:
+    store = SimStore()
+    processes = store.ranks(Rules(world), can_list=False, has_counters=True)
+    for _ in range(3):
+        for process in processes:
+            process.operations.clear()
+        (winner,) = [process for process in processes if process.machine._won == process.machine.iteration]
+        others = [process for process in processes if process is not winner]
+        for process in [winner, *others[:-1]]:
+            process.waits()
+        assert len(others[-1].next().members) == world
+        for process in [winner, *others[:-1]]:
+            process.goes_on()
+        reads = [sum(isinstance(one, Get) for one in process.operations) for process in processes]
+        assert sorted(reads)[:-1] == [0] * (world - 1)
+        assert sum(len(process.operations) for process in processes) <= 6 * world
+
+
+def test_where_the_store_has_counters_a_winner_that_comes_last_needs_no_arrival() -> None:
+    store = SimStore()
+    processes = store.ranks(Rules(4), can_list=False, has_counters=True)
+    (winner,) = [process for process in processes if process.machine._won == 0]
+    for process in processes:
+        if process is not winner:
+            process.waits()
+    winner.operations.clear()
+    assert winner.next().is_winner
+    assert sum(isinstance(one, CompareAndSet) for one in winner.operations) == 1
+
+
+def test_a_rank_that_died_before_it_counted_its_arrival_delays_the_others_only() -> None:
+    store = SimStore()
+    zero, one, two = store.ranks(Rules(3), can_list=False, has_counters=True)
+    zero.waits()
+    one.fault = lambda call: "crash" if call.kind == "increment" and call.number > 1 else None
+    with pytest.raises(Crashed):
+        one.arrives()
+    two.waits()
+    assert two.goes_on().members == (0, 1, 2)
+
+
+@pytest.mark.parametrize("fault", ["lost reply", "late"])
+def test_an_arrival_whose_count_is_unknown_is_counted_again(fault: Fault) -> None:
+    store = SimStore()
+    zero, one = store.ranks(Rules(2), can_list=False, has_counters=True)
+    faults: list[Fault] = [fault]
+    one.fault = lambda call: faults.pop() if faults and call.kind == "increment" else None
+    one.waits()
+    one.looks_again()
+    assert store.server.counters["run/iteration/arrivals/0"] >= 1
+    assert zero.next().members == (0, 1)
+
+
+def test_counters_of_past_iterations_are_removed() -> None:
+    store = SimStore()
+    processes = store.ranks(Rules(2), can_list=False, has_counters=True)
+    for _ in range(5):
+        processes[0].waits()
+        processes[1].next()
+        processes[0].goes_on()
+    assert len(store.server.counters) <= 2
+
+
+def test_with_too_few_registered_ranks_nobody_looks() -> None:
+    store = SimStore()
+    processes = [store.rank(rank, Rules(9, min_ranks=9), can_list=False) for rank in range(8)]
+    for process in processes:
+        process.register()
+    for process in processes:
+        process.operations.clear()
+        assert process.waits().missing == (8,)
+        assert not any(isinstance(one, Get) for one in process.operations)
 
 
 def test_a_rank_that_came_early_looks_again_when_it_has_waited() -> None:
