@@ -1,6 +1,7 @@
 """`ringfold bench iteration`: how long ranks take to agree on the next iteration, through each kind of store.
 
-Every rank is a process, and has nothing to do but to agree. An iteration's time is from the instant at which all ranks
+Every rank is a process, and has nothing to do but to agree. (All are forked from one that has imported what they need:
+128 times torch would be 19 GB.) An iteration's time is from the instant at which all ranks
 had the one before to that at which all have this one; so it contains everything that every rank does. `from_last` is
 from the last rank's call on: what a rank that comes last has to wait. `per_rank` is the median divided by the number of
 ranks: on a machine with fewer cores than ranks it shows whether the cost of a rank grows with their number.
@@ -22,6 +23,8 @@ from ringfold.tools.cluster import LocalCluster, ProcessFailed
 from ringfold.tools.stores import KINDS, StoreServer, missing
 
 WORKER = str(Path(__file__).with_name("workers.py"))
+RANKS = "ranks"
+"""The process from which the ranks are forked; RANKS.0 is the first rank."""
 START_S = 300.0
 REPLY_S = 240.0
 COLUMNS = (
@@ -81,9 +84,8 @@ def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
         server = StoreServer(cluster, kind)
         server.start()
         server.wait()
-        names = [f"rank-{rank}" for rank in range(world)]
-        for rank, name in enumerate(names):
-            cluster.start_worker(name, WORKER, "iteration", server.url, rank, world)
+        cluster.start_worker(RANKS, WORKER, "iteration", server.url, world)
+        names = [f"{RANKS}.{rank}" for rank in range(world)]
         cluster.wait_connected(names, START_S)
         cluster.gather(names, START_S)
         cluster.send(names, {"what": "agree", "count": 10})
@@ -103,6 +105,6 @@ def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
             cluster.send(names, {"what": "wait", "s": wait_s})
             shares = [reply["cpu_share"] for reply in cluster.gather(names, REPLY_S).values() if reply]
             row["waiting_cpu_percent"] = 100 * float(np.median(shares))
-        for name in names:
+        for name in (RANKS, *names):
             cluster.allow_exit(name)
         return row

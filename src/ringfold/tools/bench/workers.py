@@ -5,12 +5,14 @@ clock. This file is run by path, without its package, so that a process starts q
 have files of their own: `allreduce_worker.py`, `master_worker.py` and `rounds_worker.py`.
 """
 
+import gc
 import hashlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +44,15 @@ SHARE_UNIT = 65_535
 
 def main(arguments: list[str]) -> None:
     address, name, what, *rest = arguments
-    channel = Channel.connect(address, name)
+    if what in FORKING_WORKERS:
+        rest = [address, name, *rest]
+    work(Channel.connect(address, name), {**WORKERS, **FORKING_WORKERS}[what], *rest)
+
+
+def work(channel: Channel, worker: Callable[..., None], *arguments: object) -> None:
+    """Run a worker until its channel is closed, and report its error."""
     try:
-        WORKERS[what](channel, *rest)
+        worker(channel, *arguments)
     except ChannelClosed:
         os._exit(0)
     except Exception as error:
@@ -391,10 +399,27 @@ def plain_streams(channel: Channel, number: str, mine: str, theirs: str, kind: s
 # Ranks that agree through a store
 
 
+def iteration_ranks(channel: Channel, address: str, name: str, store: str, world: int) -> None:
+    """Fork the ranks, each with a channel of its own. They share the memory of what is imported here."""
+    if store.startswith("tcp:"):
+        import_module("torch.distributed")
+    gc.collect()
+    gc.freeze()
+    parent = os.getpid()
+    for rank in range(world):
+        if os.fork() == 0:
+            try:
+                die_with_parent(parent)
+                work(Channel.connect(address, f"{name}.{rank}"), iteration_rank, store, rank, world)
+            finally:
+                os._exit(1)
+    next_order(channel)
+
+
 def iteration_rank(channel: Channel, store: str, rank: int, world: int) -> None:
     """Begin with all others, then do what is requested."""
     with (
-        open_store(store) as client,
+        open_store(store, timeout_s=ITERATION_S) as client,
         rf.GlobalIteration(client, rank, world, min_ranks=world, timeout_s=ITERATION_S) as iteration,
     ):
         channel.send({"first": iteration.next()})
@@ -490,11 +515,18 @@ WORKERS: dict[str, Callable[..., None]] = {
     "wan": wan_peer,
     "multipath": multipath_peer,
     "streams": plain_streams,
-    "iteration": lambda channel, store, rank, world: iteration_rank(channel, store, int(rank), int(world)),
     "hints": lambda channel, path, slots, generation: hint_writers(channel, path, int(slots), int(generation)),
     "busy": lambda channel, core: busy_core(channel, int(core)),
     "bursts": lambda channel, to, port, size, us: streams.send_bursts(to, int(port), int(size), int(us)),
 }
+
+
+FORKING_WORKERS: dict[str, Callable[..., None]] = {
+    "iteration": lambda channel, address, name, store, world: iteration_ranks(
+        channel, address, name, store, int(world)
+    ),
+}
+"""Workers that fork others, which need the address of the cluster."""
 
 
 if __name__ == "__main__":
