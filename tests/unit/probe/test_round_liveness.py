@@ -96,6 +96,32 @@ def test_jitter_makes_the_deadline_longer() -> None:
     assert jittery.wait_ms([1], 25, 1_000) > steady.wait_ms([1], 25, 1_000) + 40
 
 
+def test_a_few_slow_reports_do_not_make_the_deadline_longer() -> None:
+    """Neither the first ones, of a process that has just started, nor those of a moment in which a machine was busy."""
+    table = NodeTable(3)
+    for node in (1, 2, 3):
+        table.add(node)
+        for took_ms in (300, 40, 40, 40, 500, 40, 40, 40):
+            table.took(node, took_ms * MS)
+    assert 40 <= table.wait_ms([1, 2, 3], 25, 1_000) <= 60
+
+
+def test_the_deadline_follows_nodes_that_have_become_slower() -> None:
+    table = NodeTable(3)
+    for node in (1, 2, 3):
+        table.add(node)
+        for took_ms in (*[10] * 50, *[100] * 5):
+            table.took(node, took_ms * MS)
+    assert table.wait_ms([1, 2, 3], 25, 1_000) >= 100
+
+
+def test_after_one_report_the_deadline_is_generous() -> None:
+    table = NodeTable(3)
+    table.add(1)
+    table.took(1, 40 * MS)
+    assert table.wait_ms([1], 25, 1_000) == 120
+
+
 def test_a_floor_above_the_timeout_is_refused() -> None:
     with pytest.raises(ConfigError, match="report_floor_ms <= report_timeout_ms"):
         RoundSettings(report_floor_ms=2_000)

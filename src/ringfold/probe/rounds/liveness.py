@@ -1,17 +1,22 @@
 """Which nodes a round waits for, and for how long. Pure.
 
 *The deadline.* A round ends when all awaited nodes have reported, and not later than its deadline. The deadline follows
-what reports usually take, as the retransmission timer of TCP does (RFC 6298): for each node a smoothed mean plus four
-smoothed deviations of the time from RoundEnd sent to its report received. The deadline is that of the slowest node, but
-not more than MAX_OVER_MEDIAN times that of the median node: one slow node cannot make all others wait. It lies between
-a floor and the report timeout, and is the timeout as long as nothing is known.
+what reports usually take: for each node the median time from RoundEnd sent to its report received, over its last
+MAX_TIMES reports, plus DEVIATIONS median deviations from it. The deadline is that of the slowest node, but not more
+than MAX_OVER_MEDIAN times that of the median node: one slow node cannot make all others wait. It lies between a floor
+and the report timeout, and is the timeout as long as nothing is known.
+
+The retransmission timer of TCP (RFC 6298) has smoothed means in place of these medians. It is fed many times a second;
+a node reports once in a window. The first report of a node is the slowest, because nothing is warm yet, and a mean
+would remember it, and every pause of a busy machine, for minutes. All that time one stuck node would cost the others
+several times what their reports take.
 
 *Nodes.* A node that is SUSPECTED (its heartbeats are missing) is not awaited. A node that misses `max_missed` rounds in
 a row is EXCLUDED: it is not awaited, and the next graph is drawn without it. Its next report makes it ACTIVE again.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ringfold.states import Transitions
@@ -20,6 +25,7 @@ from ringfold.wire.probing import NodeId
 
 MAX_OVER_MEDIAN = 3
 DEVIATIONS = 4
+MAX_TIMES = 8
 
 
 class NodeLiveness(Enum):
@@ -46,19 +52,26 @@ class _Node:
     silent_ms: int = 0
     missed: int = 0
     """How many rounds in a row it has missed."""
-    mean_ns: float = 0.0
-    """Of the time that its reports take; 0: it has not reported yet."""
-    deviation_ns: float = 0.0
+    times_ns: list[int] = field(default_factory=list)
+    """What its last reports took, the newest last."""
+    reports: int = 0
+    """How many reports these are the last of."""
+    usual_ns: int = 0
+    """Within what time its report usually arrives; 0: it has not reported yet."""
     retransmits: int = 0
     """Segments that were sent to it again, as of its last report."""
 
     def move_to(self, state: NodeLiveness) -> None:
         self.state = TRANSITIONS.move(self.state, state)
 
-    @property
-    def usual_ns(self) -> int:
-        """Within what time its report usually arrives."""
-        return int(self.mean_ns + DEVIATIONS * self.deviation_ns)
+    def took(self, took_ns: int) -> None:
+        """Its report took so long."""
+        self.reports += 1
+        self.times_ns = times = [*self.times_ns, took_ns][-MAX_TIMES:]
+        middle = _median(times)
+        # Few reports say little about how much they differ: after the first one, a half of it; later less and less.
+        deviation = max(_median([abs(time - middle) for time in times]), middle // (2 * self.reports))
+        self.usual_ns = max(1, middle + DEVIATIONS * deviation)
 
 
 class NodeTable:
@@ -139,18 +152,18 @@ class NodeTable:
 
     def took(self, node: NodeId, took_ns: int) -> None:
         """Its report arrived so long after RoundEnd was sent."""
-        known = self._nodes[node]
-        if not known.mean_ns:
-            known.mean_ns, known.deviation_ns = max(1, took_ns), took_ns / 2
-            return
-        known.deviation_ns += (abs(took_ns - known.mean_ns) - known.deviation_ns) / 4
-        known.mean_ns += (took_ns - known.mean_ns) / 8
+        self._nodes[node].took(took_ns)
 
     def wait_ms(self, nodes: Iterable[NodeId], floor_ms: int, timeout_ms: int) -> int:
         """How long after RoundEnd the reports of these nodes are awaited; rounded up to milliseconds."""
         known = [self._nodes[node] for node in nodes if node in self._nodes]
-        usual = sorted(one.usual_ns for one in known if one.mean_ns)
+        usual = sorted(one.usual_ns for one in known if one.usual_ns)
         if not usual:
             return timeout_ms
         longest_ns = min(usual[-1], MAX_OVER_MEDIAN * usual[len(usual) // 2])
         return min(max(-(-longest_ns // MS), floor_ms), timeout_ms)
+
+
+def _median(values: list[int]) -> int:
+    """The middle one; of two, the higher."""
+    return sorted(values)[len(values) // 2]
