@@ -196,6 +196,11 @@ class Master:
                 # The hot path: a Done changes no table that the rest of the machine reads.
                 self._ops.done(now, event)
                 return out
+            if self._apply_to_probing(now, event):
+                # Hundreds of nodes send these: only what they can have changed is settled.
+                self._probing.settle(now)
+                self._journal_policy.settle(out)
+                return out
             self._apply(now_ns, now, event)
         except RemoteProtocolError as error:
             assert not isinstance(event, Tick | MoonshotFinished)
@@ -262,6 +267,38 @@ class Master:
         """The verdict rule. A method, so that a simulation can plant a wrong one and must find it."""
         return verdicts.decide(seals, causes)
 
+    def _apply_to_probing(self, now: Ns, event: Event) -> bool:
+        """Apply an event that concerns probing alone: no table of peers, groups and calls changes. False if it is
+        another one, and nothing was done."""
+        match event:
+            case HeartbeatReceived(conn, heartbeat):
+                connection = self._run.connections.get(conn)
+                if connection is None or connection.peer is not None:
+                    return False
+                self._heartbeat(now, conn, heartbeat)
+            case MessageReceived(conn, RoundReport() | RoundAlarm() as message, size, retransmits):
+                connection = self._signs_of_life(now, conn)
+                if connection is not None:
+                    self._probing.report(now, connection.node, message, size, retransmits)
+            case MessageReceived(conn, RelayNodes() | RelayReports() | RelayAlarm() as message, size):
+                connection = self._signs_of_life(now, conn)
+                if connection is not None:
+                    self._probing.relayed(now, connection, message, size)
+            case _:
+                return False
+        return True
+
+    def _signs_of_life(self, now: Ns, conn: Conn) -> Connection | None:
+        """The connection that a message came from, if it is still known; its client is alive."""
+        connection = self._run.connections.get(conn)
+        if connection is None:
+            return None
+        if connection.peer is not None:
+            connection.peer.last_received_ns = now
+        elif connection.node or connection.is_relay:
+            self._probing.received(now, connection)
+        return connection
+
     def _apply(self, now_ns: Ns, now: Ns, event: Event) -> None:
         match event:
             case StopRequested():
@@ -272,19 +309,11 @@ class Master:
                 self._topology.moonshot_finished(group, solution)
             case ConnectionOpened():
                 self._open(now, event)
-            case MessageReceived(conn, message, size, retransmits):
-                connection = self._run.connections.get(conn)
+            case MessageReceived(conn, message):
+                connection = self._signs_of_life(now, conn)
                 if connection is None:
                     return
-                if connection.peer is not None:
-                    connection.peer.last_received_ns = now
-                elif connection.node or connection.is_relay:
-                    self._probing.received(now, connection)
-                if isinstance(message, RoundReport | RoundAlarm):
-                    self._probing.report(now, connection.node, message, size, retransmits)
-                elif isinstance(message, RelayNodes | RelayReports | RelayAlarm):
-                    self._probing.relayed(now, connection, message, size)
-                elif connection.peer is None:
+                if connection.peer is None:
                     self._from_client(now_ns, now, connection, message)
                 else:
                     self._from_peer(now, connection.peer, message)

@@ -39,6 +39,7 @@ from ringfold.probe.rounds.events import (
 )
 from ringfold.probe.rounds.events import FromRoundMaster as FromRoundMaster
 from ringfold.probe.rounds.master import RoundMaster
+from ringfold.units import MS
 from ringfold.wire.decoding import checked, reason_of
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import Hello
@@ -254,7 +255,10 @@ class Probing:
 
     def _check_silence(self, now: Ns) -> None:
         liveness = self._run.settings.liveness
+        suspect_ns = now - liveness.suspect_after_ms * MS
         for node, known in list(self._heartbeats.items()):
+            if not known.suspected and min(known.last_received_ns, known.last_echo_ns) > suspect_ns:
+                continue  # neither suspected, nor about to be: nearly all of them, at nearly every tick
             connection = self._run.connections.get(self._conns[node])
             if connection is None:
                 continue

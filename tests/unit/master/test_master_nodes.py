@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
-from ringfold.master.effects import CloseConnection, Effect, Notify, SendHeartbeat, SendMessage
+from ringfold.master.effects import CloseConnection, Effect, Notify, SendHeartbeat, SendMessage, WriteJournal
 from ringfold.master.events import ConnectionOpened, HeartbeatReceived, MessageReceived, Tick
 from ringfold.master.machine import Master
+from ringfold.master.probing import RESERVED_ROUNDS
 from ringfold.master.settings import MasterSettings
+from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.units import MS
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import PROTOCOL_VERSION
@@ -19,8 +21,17 @@ NONCE = b"n" * 32
 class Nodes:
     """A master and nodes that only probe, with a clock that the test moves."""
 
-    def __init__(self, *conns: int, heartbeats: bool = True, settings: MasterSettings | None = None) -> None:
-        self.master, self.now = Master(settings or MasterSettings(), b"token", b"secret"), 1_000 * MS
+    def __init__(
+        self,
+        *conns: int,
+        heartbeats: bool = True,
+        settings: MasterSettings | None = None,
+        keeps_journal: bool = False,
+    ) -> None:
+        self.master = Master(settings or MasterSettings(), b"token", b"secret", keeps_journal=keeps_journal)
+        self.now = 1_000 * MS
+        self.keeps_journal, self.reserved = keeps_journal, 0
+        """Up to which round the journal allows to start one."""
         self.ids: dict[int, int] = {}
         self.closed: dict[int, str] = {}
         self.notes: list[str] = []
@@ -57,8 +68,11 @@ class Nodes:
                     self.notes.append(str(fitted))
                 case SendHeartbeat(conn, number):
                     self.numbers[conn] = number
+                case WriteJournal(journal):
+                    self.reserved = journal.rounds
                 case SendMessage(_, RoundStart(round)):
                     self.started = round
+                    assert not self.keeps_journal or round.sequence <= self.reserved, "it was not written before"
                 case _:
                     pass
         return effects
@@ -129,6 +143,22 @@ def test_a_round_does_not_wait_for_a_node_whose_heartbeats_are_missing() -> None
     nodes.wait(100, 1, 2)
     (done,) = nodes.rounds
     assert done.summary.missing[str(nodes.ids[3])].startswith("it has been silent for 1")
+
+
+def test_a_round_that_a_report_starts_is_written_before_it_starts() -> None:
+    """Also when the reserved rounds are used up: then a report writes the journal."""
+    rounds = RoundSettings(window_ms=50, adaptive=Adaptive(is_on=False))
+    nodes = Nodes(1, 2, settings=MasterSettings(rounds=rounds), keeps_journal=True)
+    while nodes.started is None or nodes.started.sequence < 2 * RESERVED_ROUNDS:
+        nodes.wait(50, 1, 2, reporting=(1, 2))
+    assert nodes.reserved >= 2 * RESERVED_ROUNDS
+
+
+def test_a_report_of_a_client_that_does_not_probe_closes_its_connection() -> None:
+    nodes = Nodes(1, 2)
+    nodes.step(nodes.master.step(nodes.now, ConnectionOpened(3, "host", b"3" * 32)))
+    nodes.step(nodes.master.step(nodes.now, MessageReceived(3, RoundReport(RoundId(), 1, 0, 1, 0, [], 0), 100)))
+    assert nodes.closed == {3: "RoundReport from a client that does not probe"}
 
 
 def test_a_node_that_was_dropped_for_its_silence_is_named_with_it() -> None:
