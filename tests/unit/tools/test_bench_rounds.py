@@ -3,7 +3,7 @@
 import pytest
 
 from ringfold.tools.bench import rounds
-from ringfold.tools.bench.rounds import Case, growth_of, parts_of, plan, plan_regions, turns_of
+from ringfold.tools.bench.rounds import Case, growth_of, parts_of, plan, plan_regions, shares_of, turns_of
 from ringfold.tools.bench.rounds_worker import Mark, Marks
 
 MS = 1_000_000
@@ -130,3 +130,14 @@ def test_time_that_the_master_did_not_run_is_no_part_of_a_turn() -> None:
 
 def test_a_round_that_not_all_nodes_reported_has_no_parts() -> None:
     assert parts_of(2, [marks((100, 110, 150))]) == {}
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 2), (2, 2), (4, 3), (16, 8)])
+def test_recorded_nodes_are_in_a_process_for_each_core_but_the_masters(cores: int, workers: int) -> None:
+    shares = shares_of(Case("master", 128, True, 250, 60), cores)
+    assert (len(shares), sum(shares), max(shares) - min(shares) <= 1) == (workers, 128, True)
+
+
+def test_a_recorded_node_that_falls_silent_has_a_process_of_its_own() -> None:
+    assert shares_of(Case("master", 128, True, 4_000, 4, silent="stuck"), 4) == [43, 42, 42, 1]
+    assert shares_of(Case("master", 8, False, 4_000, 4, silent="stuck"), 4) == [1] * 8

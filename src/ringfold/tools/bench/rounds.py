@@ -3,9 +3,10 @@
 A real master, real connections. Two kinds of nodes:
 
 - `processes`: every node is a process with a prober of its own: real windows, real fits. Up to 8 of them.
-- `recorded`: two processes hold all nodes, each with the production machine and a connection of its own, and with fits
-  of windows that were recorded at the start. So what is measured is the protocol and the master, and not what 128
-  probers and their fits cost on one machine.
+- `recorded`: a few processes hold all nodes, each with the production machine and a connection of its own, and with
+  fits of windows that were recorded at the start. So what is measured is the protocol and the master, and not what 128
+  probers and their fits cost on one machine. A process handles its nodes one after the other, which no real node waits
+  for. So there are as many processes (`workers`) as usable cores, less one for the master: from 2 to 8.
 
 The figure of a round (`turn`) depends on its kind. `master`: from ROUND_END being sent to the last node's receiving
 ROUND_START, by the one monotonic clock of this machine. `gloo`: from the first window's end to the last rank's next
@@ -28,7 +29,6 @@ last node has received it (`start_ms`).
 """
 
 import importlib.util
-import os
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -45,6 +45,7 @@ from ringfold.probe.logs.files import ExportSettings, LogReader, ProbeLog, logs_
 from ringfold.probe.logs.lines import FitLine, RoundLine, WindowFields, WindowLine, window_lines
 from ringfold.probe.models import MODELS, window
 from ringfold.runtime.clock import monotonic_ns, thread_cpu_ns
+from ringfold.runtime.hardware import usable_cores
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds
 from ringfold.tools.bench.rounds_worker import Mark, Marks, WorkerOrder
@@ -56,7 +57,8 @@ WORKER = str(Path(__file__).with_name("rounds_worker.py"))
 MAX_PROCESSES = 8
 MAX_RANKS = 32
 """Ranks of a Gloo group: every one is a process that has loaded torch."""
-RECORDED_WORKERS = 2
+RECORDED_WORKERS = 2, 8
+"""In how many processes recorded nodes are, at least and at most."""
 START_S = 120.0
 SHORT_MS, RECORDED_MS, LONG_MS, TIME_MS, REGION_MS = 500, 250, 4_000, 1_500, 2_000
 KINDS = ("master", "time", "gloo", "local")
@@ -194,6 +196,7 @@ def measure(case: Case) -> Row:
             "steps": case.steps,
             "points": case.points,
             "silent": case.silent,
+            "workers": len(shares_of(case, usable_cores())),
         }
         marks = list(outcome.marks.values())
         nodes = case.nodes if case.silent == NOBODY else case.nodes - 1
@@ -228,7 +231,7 @@ def _root(case: Case, outcome: RoundMarks) -> Row:
 def _start_relays(cluster: LocalCluster, where: str, case: Case) -> tuple[list[str], list[str]]:
     """Start the relays of a row, in several processes; their addresses and the names of the processes."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(case.regions)]
-    workers = min(case.regions, max(1, (os.cpu_count() or 1) // 4))
+    workers = min(case.regions, max(1, usable_cores() // 4))
     names = [f"relays-{number}" for number in range(workers)] if addresses else []
     for number, name in enumerate(names):
         order = WorkerOrder(where, relays=addresses[number::workers])
@@ -253,11 +256,7 @@ def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     if case.window_ms == REGION_MS:
         settings |= SLOW_HEARTBEATS
     where = cluster.start_master(probe_export=logs, **settings).address
-    shares = [1] * case.nodes
-    if case.is_recorded:
-        together = case.nodes - (case.silent != NOBODY)
-        workers = min(_recorded_workers(case), together)
-        shares = [len(range(worker, together, workers)) for worker in range(workers)] + [1] * (case.nodes - together)
+    shares = shares_of(case, usable_cores())
     names = [f"worker-{number}" for number in range(len(shares))]
     addresses, relays = _start_relays(cluster, where, case)
     first = 0
@@ -283,10 +282,17 @@ def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     return RoundMarks(marks, spent_ns, (now[0] - counted[0], now[1] - counted[1]))
 
 
-def _recorded_workers(case: Case) -> int:
-    """In how many processes recorded nodes are: two, so that figures of several machines can be compared, except where
-    the master is to be the bottleneck."""
-    return max(RECORDED_WORKERS, (os.cpu_count() or 1) // 2) if case.window_ms == REGION_MS else RECORDED_WORKERS
+def shares_of(case: Case, cores: int) -> list[int]:
+    """How many nodes each process has. Recorded nodes share processes: one for each core but the master's, within
+    limits. A node that falls silent has a process of its own."""
+    if not case.is_recorded:
+        return [1] * case.nodes
+    low, high = RECORDED_WORKERS
+    # Relays need cores, too.
+    wanted = max(low, cores // 2) if case.window_ms == REGION_MS else min(max(low, cores - 1), high)
+    together = case.nodes - (case.silent != NOBODY)
+    workers = min(wanted, together)
+    return [len(range(worker, together, workers)) for worker in range(workers)] + [1] * (case.nodes - together)
 
 
 def _with_silent_node(cluster: LocalCluster, case: Case, names: Sequence[str], timeout_s: float) -> RoundMarks:
@@ -514,6 +520,7 @@ METRICS = (
 )
 COSTS = (
     _CASE,
+    Column("workers", "workers"),
     Column("rounds", "rounds"),
     Column("CPU", "master_cpu_ms", _ms),
     Column("root messages", "root_messages", lambda value: f"{value:,.0f}"),

@@ -26,7 +26,8 @@ from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
 from ringfold.probe.nodes.relay import RelayRequest, RelayServer
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.calculation import Calculation
-from ringfold.probe.rounds.events import FromRoundMaster, ToRoundMaster
+from ringfold.probe.rounds.effects import NodeEffect, ResumeProbing
+from ringfold.probe.rounds.events import FromRoundMaster, NodeEvent, ToRoundMaster
 from ringfold.probe.rounds.gloo import GlooRounds
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
@@ -218,18 +219,37 @@ class RealShell(NodeShell):
 
 
 class RecordedShell(NodeShell):
-    """The production shell, except that fits are there already: those of recorded windows, moved to this one."""
+    """The production shell, except that fits are there already: those of recorded windows, moved to this one.
+
+    One process has dozens of these nodes, one after the other, where a real node has a process of its own. So what a
+    real node does before its window ends is done before it here, too: the lines are there when ROUND_END arrives.
+    """
 
     recorded: Sequence[EdgeFit]
+    _lines: Sequence[EdgeFit] = ()
 
-    def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
+    def _run_effect(self, effect: NodeEffect) -> NodeEvent | None:
+        result = super()._run_effect(effect)
+        if isinstance(effect, ResumeProbing):
+            self._lines = self._recorded_lines()
+        return result
+
+    def due_s(self) -> float | None:
+        """Only the machine's own deadlines: there is no open window to check or to fit, and no log."""
+        due = self.machine.next_deadline_ns()
+        return None if due is None else max(0.0, (due - self.prober.now()) / 1e9)
+
+    def _recorded_lines(self) -> list[EdgeFit]:
         prober = self.prober
         assert isinstance(prober, NoProber)
         now, kept = prober.now(), self.recorded
         return [
             msgspec.structs.replace(kept[(prober.node + dst) % len(kept)], src=prober.node, dst=dst, t0_ns=now)
             for dst in prober.out
-        ], 0
+        ]
+
+    def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
+        return list(self._lines), 0
 
 
 def main(arguments: list[str]) -> None:
