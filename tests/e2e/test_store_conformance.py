@@ -74,6 +74,61 @@ def test_what_is_set_is_read_by_another_client(store: StoreClient, opened: Open)
     assert written.value == b"value"
 
 
+def test_get_many_finds_those_that_are_there(store: StoreClient) -> None:
+    entries = {f"key/{number}": store.set(f"key/{number}", b"%d" % number) for number in range(9)}
+    for gone in ("key/3", "key/4"):
+        store.delete(gone, entries.pop(gone))  # on a condition
+    store.delete("key/8")
+    del entries["key/8"]
+    assert store.get_many([f"key/{number}" for number in range(12)]) == entries
+    assert store.get_many(["key/3", "none"]) == {}
+    assert store.get_many([]) == {}
+
+
+def test_get_many_does_not_wait_for_keys_that_come_and_go(store: StoreClient, opened: Open) -> None:
+    lasting = {key: store.set(key, b"") for key in ("a", "b", "c")}
+    is_over = threading.Event()
+
+    def come_and_go(other: StoreClient) -> None:
+        while not is_over.is_set():
+            other.set("fleeting", b"")
+            other.delete("fleeting")
+
+    writer = threading.Thread(target=come_and_go, args=[opened()])
+    writer.start()
+    try:
+        for _ in range(100):
+            found = store.get_many(["a", "b", "fleeting", "c"])
+            assert {key: found[key] for key in lasting} == lasting
+    finally:
+        is_over.set()
+        writer.join()
+
+
+@pytest.mark.parametrize("server", ["tcp"], indirect=True)
+def test_a_key_that_is_removed_while_many_are_read_is_absent(
+    server: Server, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reads many keys at once only if all are there, and else waits for them."""
+    from torch.distributed import Store as TorchStore
+
+    store, other = opened(), opened()
+    entry = store.set("a", b"")
+    store.set("b", b"")
+    check = TorchStore.check
+    checked: list[list[str]] = []
+
+    def check_and_remove(self: TorchStore, keys: list[str]) -> bool:
+        are_there: bool = check(self, keys)
+        checked.append(keys)
+        other.delete("b")
+        return are_there
+
+    monkeypatch.setattr(TorchStore, "check", check_and_remove)
+    assert store.get_many(["a", "b"], 20) == {"a": entry}
+    assert len(checked) > 1
+
+
 @pytest.mark.parametrize("value", [b"", b"\0", b"\xff\xfe\0\n", bytes(range(256)) * 16, "ü\n".encode()])
 def test_a_value_is_any_bytes(store: StoreClient, value: bytes) -> None:
     store.set("bytes", value)

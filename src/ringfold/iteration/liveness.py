@@ -10,16 +10,15 @@ Clocks are never compared: all times are the observer's own. Of a gap between tw
 limit counts. So an observer that was frozen, or whose clock stepped, leaves the others time to show that they are
 alive.
 
-*Reading.* Where the store can list, one list shows everything, however many ranks there are. Where it cannot, the
-roster in the record says which keys to read. Then the first missing member is enough to continue waiting, so all ranks
-together read little more than each key once.
+*Reading.* One request shows everything, however many ranks there are: a list where the store can list; elsewhere the
+roster in the record says which keys to read, and they are read together.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ringfold.errors import UsageError
-from ringfold.iteration.operations import NS, ListKeys, Ns, ProgramCall, Steps
+from ringfold.iteration.operations import NS, GetMany, ListKeys, Ns, ProgramCall, Steps
 from ringfold.iteration.record import Keys, RankIdentity, Record
 from ringfold.limits import MAX_TIMEOUT_S
 from ringfold.store.base import Entry, version_of
@@ -133,42 +132,18 @@ class RankObserver:
         )
 
     def observe(self, call: ProgramCall, record: Record) -> Steps[RankObservation]:
-        """Observe as much as is needed to decide about this record."""
-        if self._me.can_list:
-            return (yield from self.observe_all(call, record))
-        arrived: set[int] = set()
-        dead: set[int] = set()
-        me = self._me.rank
-        if self.is_arrival(record, (yield from self._arrival(call, record, me))):
-            arrived.add(me)
-        # Start behind the own rank, so that not all ranks read the same key first.
-        for rank in sorted(set(record.present) - {me}, key=lambda rank: (rank < me, rank)):
-            arrival = yield from self._arrival(call, record, rank)
-            if self.is_arrival(record, arrival):
-                arrived.add(rank)
-            elif (yield from self._is_dead(call, record, rank, arrival)):
-                dead.add(rank)
-            else:
-                return RankObservation(frozenset(arrived), frozenset(dead))
-        for rank in sorted(record.roster.keys() - record.members.keys() - {me}):
-            if self.is_arrival(record, (yield from self._arrival(call, record, rank))):
-                arrived.add(rank)
-        return RankObservation(frozenset(arrived), frozenset(dead))
-
-    def observe_all(self, call: ProgramCall, record: Record) -> Steps[RankObservation]:
         """Observe all ranks."""
+        request: ListKeys | GetMany
         if self._me.can_list:
-            outcome = yield from call.execute(ListKeys(self._keys.ranks))
-            assert isinstance(outcome, dict), "the outcome of a list is not a dict"
-            return self._evaluate(call.now_ns, record, outcome)
-        found: dict[str, Entry] = {}
-        for rank, registration in record.roster.items():
-            one = registration.incarnation
-            for key in (self._keys.arrived(rank, one), self._keys.alive(rank, one)):
-                entry = yield from call.get(key)
-                if entry is not None:
-                    found[key] = entry
-        return self._evaluate(call.now_ns, record, found)
+            request = ListKeys(self._keys.ranks)
+        else:
+            present = [(rank, each.incarnation) for rank, each in record.roster.items() if not each.gone]
+            request = GetMany(
+                tuple(key for one in present for key in (self._keys.arrived(*one), self._keys.alive(*one)))
+            )
+        outcome = yield from call.execute(request)
+        assert isinstance(outcome, dict), "the outcome of a list is not a dict"
+        return self._evaluate(call.now_ns, record, outcome)
 
     def _evaluate(self, now_ns: Ns, record: Record, found: dict[str, Entry]) -> RankObservation:
         arrived, dead = set(), set()
@@ -203,11 +178,3 @@ class RankObserver:
         """A lease exists or not; without leases every write of an incarnation shows that it is alive."""
         version = version_of(alive) if self._me.has_leases else max(version_of(alive), version_of(arrival))
         return self.liveness.observe(now_ns, incarnation, version)
-
-    def _arrival(self, call: ProgramCall, record: Record, rank: int) -> Steps[Entry | None]:
-        return (yield from call.get(self._keys.arrived(rank, record.roster[rank].incarnation)))
-
-    def _is_dead(self, call: ProgramCall, record: Record, rank: int, arrival: Entry | None) -> Steps[bool]:
-        incarnation = record.roster[rank].incarnation
-        alive = yield from call.get(self._keys.alive(rank, incarnation))
-        return self._has_died(call.now_ns, incarnation, alive, arrival)

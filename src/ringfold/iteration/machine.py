@@ -229,7 +229,7 @@ class IterationMachine:
         yield from self._guarded(self._read(call))
         if self.record is None:
             return RankObservation(frozenset(), frozenset())
-        return (yield from self._guarded(self.observer.observe_all(call, self.record)))
+        return (yield from self._guarded(self.observer.observe(call, self.record)))
 
     def send_heartbeats(self) -> Steps[None]:
         """Send heartbeats periodically, and observe the others. Ends when this incarnation may not continue."""

@@ -30,6 +30,13 @@ class Get:
 
 
 @dataclass(frozen=True, slots=True)
+class GetMany:
+    """The outcome is the entries of those keys that have one. They need not be of the same instant."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ListKeys:
     """The outcome is all entries below the prefix."""
 
@@ -90,7 +97,7 @@ class Pause:
     seconds: float
 
 
-Operation = Get | ListKeys | CompareAndSet | Increment | Delete | Heartbeat | WaitFor | Pause
+Operation = Get | GetMany | ListKeys | CompareAndSet | Increment | Delete | Heartbeat | WaitFor | Pause
 StoreOutcome = Entry | dict[str, Entry] | Won | Lost | int | RingfoldError | None
 
 

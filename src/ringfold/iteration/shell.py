@@ -19,6 +19,7 @@ from ringfold.iteration.operations import (
     CompareAndSet,
     Delete,
     Get,
+    GetMany,
     Heartbeat,
     Increment,
     ListKeys,
@@ -96,6 +97,8 @@ class StepRunner:
         match operation:
             case Get(key):
                 return store.get(key)
+            case GetMany(keys):
+                return store.get_many(keys)
             case ListKeys(prefix):
                 return store.list(prefix)
             case CompareAndSet(key, expected, value, lasting):

@@ -13,7 +13,7 @@ refused, and a write is refused *by the store*, in the same atomic step that wou
 of its own expires them by its own clock. For the others each client does it: see `client.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,6 +121,9 @@ class Store(Protocol):
         """Which store this is, with the highest revision seen here. Pass it to `open_store` as `known` later."""
 
     def get(self, key: str, timeout_s: float | None = None) -> Entry | None: ...
+
+    def get_many(self, keys: Sequence[str], timeout_s: float | None = None) -> dict[str, Entry]:
+        """The entries of those keys that have one. It is not a snapshot: a write in between may be seen or not."""
 
     def set(self, key: str, value: bytes, timeout_s: float | None = None, *, lasting: bool = True) -> Entry:
         """Write unconditionally."""
@@ -284,6 +287,9 @@ class Driver(Protocol):
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read: ...
 
+    def read_many(self, keys: Sequence[str], guard: Generation, deadline: Deadline) -> Scanned:
+        """Read one key or more: those that have an entry."""
+
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written: ...
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added: ...
@@ -300,6 +306,18 @@ class Driver(Protocol):
         """A watch that sees every change from now on."""
 
     def close(self) -> None: ...
+
+
+def read_each(driver: Driver, keys: Sequence[str], guard: Generation, deadline: Deadline) -> Scanned:
+    """Read keys one by one, where the store can list and reading many is rare."""
+    found: dict[str, Entry] = {}
+    for key in keys:
+        read = driver.read(key, guard, deadline)
+        if read.generation is None or read.generation.id != guard.id:
+            break
+        if read.entry is not None:
+            found[key] = read.entry
+    return Scanned(found, read.generation)
 
 
 # Counters: decimal numbers as text, the same in every backend

@@ -19,7 +19,7 @@ was, leaves a live holder half of its time to renew. An expiry takes three obser
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -188,6 +188,14 @@ class StoreClient:
 
     def get(self, key: str, timeout_s: float | None = None) -> Entry | None:
         return self._read(key, self._deadline(timeout_s)).entry
+
+    def get_many(self, keys: Sequence[str], timeout_s: float | None = None) -> dict[str, Entry]:
+        deadline, names = self._deadline(timeout_s), {self._full(key): key for key in keys}
+        if not names:
+            return {}
+        scanned = self._call(lambda guard: self._driver.read_many(list(names), guard, deadline), deadline)
+        found = {names[full]: entry for full, entry in scanned.entries.items()}
+        return {key: entry for key, entry in found.items() if not self._has_expired(key, entry, deadline)}
 
     def set(self, key: str, value: bytes, timeout_s: float | None = None, *, lasting: bool = True) -> Entry:
         write = Write(self._full(key), _checked(value), lasting=lasting)

@@ -14,7 +14,7 @@ With several members, the next one is tried when one does not respond.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -35,6 +35,7 @@ from ringfold.store.base import (
     Write,
     Written,
     add_by_writing,
+    read_each,
 )
 from ringfold.wire.decoding import decode
 
@@ -143,6 +144,9 @@ class EtcdDriver:
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         done = self._transact([], [_range(self._generation_key), _range(key.encode())], [], deadline, lost=False)
         return Read(_entry(done.pairs(1)), _generation(done.pairs(0)))
+
+    def read_many(self, keys: Sequence[str], guard: Generation, deadline: Deadline) -> Scanned:
+        return read_each(self, keys, guard, deadline)
 
     def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
         raise AssertionError("this store has no atomic counters")

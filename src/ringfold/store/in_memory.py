@@ -16,7 +16,7 @@ A read that loses its reply has changed nothing: it is unreachable. The watch do
 advances (virtual) time, at most until then, and may return earlier.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -76,6 +76,9 @@ class MemoryServer:
 
     def read(self, key: str) -> Read:
         return Read(self.entries.get(key), self.generation)
+
+    def read_many(self, keys: Sequence[str]) -> Scanned:
+        return Scanned({key: self.entries[key] for key in keys if key in self.entries}, self.generation)
 
     def write(self, write: Write, guard: Generation) -> Written:
         present = self.entries.get(write.key)
@@ -152,6 +155,9 @@ class MemoryDriver:
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         return self._arrive("read", key, lambda: self._server.read(key), is_write=False)
+
+    def read_many(self, keys: Sequence[str], guard: Generation, deadline: Deadline) -> Scanned:
+        return self._arrive("read", keys[0], lambda: self._server.read_many(keys), is_write=False)
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
         return self._arrive("write", write.key, lambda: self._server.write(write, guard), is_write=True)

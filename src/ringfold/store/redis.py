@@ -15,6 +15,7 @@ The revision shows that, and the client refuses to continue.
 import hashlib
 import logging
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 
 from ringfold.errors import ConfigError, MissingPackage, StoreError, StoreUnknown, StoreUnreachable
 from ringfold.runtime import threads
-from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written
+from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written, read_each
 
 Word = str | int | bytes
 _log = logging.getLogger(__name__)
@@ -186,6 +187,9 @@ class RedisDriver:
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         at, total = self._run(_ADD, key, guard, deadline, delta)
         return Added(None if total is None else int(total), _generation(at))
+
+    def read_many(self, keys: Sequence[str], guard: Generation, deadline: Deadline) -> Scanned:
+        return read_each(self, keys, guard, deadline)
 
     def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
         raise AssertionError("this store has no atomic counters")

@@ -26,7 +26,7 @@ import logging
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -43,6 +43,7 @@ from ringfold.store.base import (
     Write,
     Written,
     is_met,
+    read_each,
     total_of,
 )
 
@@ -116,6 +117,9 @@ class SqliteDriver:
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         row = self._reader.look(lambda db: db.execute(_READ, (key,)).fetchone(), deadline)
         return Read(None, None) if row is None else Read(_entry(row[2:]), Generation(*row[:2]))
+
+    def read_many(self, keys: Sequence[str], guard: Generation, deadline: Deadline) -> Scanned:
+        return read_each(self, keys, guard, deadline)
 
     def increment(self, key: str, by: int, guard: Generation, deadline: Deadline) -> Added:
         raise AssertionError("this store has no atomic counters")

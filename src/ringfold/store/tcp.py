@@ -7,6 +7,8 @@ What is added here, and why:
 - *Reading.* `get` of a missing key blocks. `compare_set` with an expected value that is never stored changes nothing
   and returns at once: the value, or, for a missing key, the expected value itself.
 - *Counters.* `increment` is torch's own `add`, of a key apart: `add` to the value of an entry would end the server.
+- *Reading many keys.* `multi_get` takes one request, but waits for keys that are missing. `check` returns whether all
+  are there; if not, each half is checked. A key that is removed in between costs a wait of `_MULTI_GET`.
 - *Deleting on a condition* does not exist; a tombstone is written instead (a header without a value). It stays until
   the key is deleted unconditionally, or created again.
 - *Notification.* `compare_set` wakes no waiter, and `wait` only returns when a key appears. So a write that replaces
@@ -22,7 +24,7 @@ made. It has no password: only the network protects it. With `serve` it listens 
 import os
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -49,6 +51,7 @@ Value = TypeVar("Value")
 _HEADER = struct.Struct(">QIB")  # version, time to live in ms, whether there is a value
 _NEVER_STORED = b"?"  # shorter than any header
 _FOR_EVER = timedelta(days=1)
+_MULTI_GET = timedelta(seconds=2)
 _SLOW_POLL_S = 0.5
 _POLL_S = 0.02
 _MAX_NOTIFICATION_KEYS = 64
@@ -61,6 +64,12 @@ class Torch(Protocol):
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...
 
     def add(self, key: str, delta: int) -> int: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
+
+    def set_timeout(self, timeout: timedelta) -> None: ...
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -81,6 +90,16 @@ def _unpacked(raw: bytes) -> Entry | None:
         return None
     version, ttl_ms, is_there = _HEADER.unpack_from(raw)
     return Entry(raw[_HEADER.size :], version, ttl_ms) if is_there else None
+
+
+def _present(torch: Torch, keys: list[str]) -> dict[str, bytes]:
+    """The values of those keys that exist."""
+    if torch.check(keys):
+        return dict(zip(keys, torch.multi_get(keys), strict=True))
+    if len(keys) == 1:
+        return {}
+    half = len(keys) // 2
+    return {**_present(torch, keys[:half]), **_present(torch, keys[half:])}
 
 
 class _Attempt:
@@ -165,6 +184,13 @@ class TcpDriver:
             self._call(link, lambda torch: torch.compare_set(key, _NEVER_STORED, _NEVER_STORED), deadline)
         )
         return Read(entry, self._generation(link, guard, entry))
+
+    def read_many(self, keys: Sequence[str], guard: Generation, deadline: Deadline) -> Scanned:
+        link = self._connected(deadline)
+        values = self._call(link, lambda torch: _present(torch, list(keys)), deadline)
+        found = {key: entry for key, raw in values.items() if (entry := _unpacked(raw)) is not None}
+        newest = max(found.values(), key=lambda entry: entry.version, default=None)
+        return Scanned(found, self._generation(link, guard, newest))
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
         link, attempt = self._connected(deadline), _Attempt()
@@ -322,6 +348,7 @@ class TcpDriver:
 
         def connect() -> tuple[Torch, str | None]:
             torch = self._torch.TCPStore(self._host, self._port, None, False, timeout=limit, wait_for_workers=False)
+            torch.set_timeout(_MULTI_GET)
             entry = _unpacked(torch.compare_set(self._internal_key("generation"), _NEVER_STORED, _NEVER_STORED))
             return torch, None if entry is None else entry.value.decode(errors="replace")
 

@@ -31,6 +31,7 @@ from ringfold.iteration.operations import (
     CompareAndSet,
     Delete,
     Get,
+    GetMany,
     Heartbeat,
     Increment,
     ListKeys,
@@ -43,7 +44,7 @@ from ringfold.iteration.operations import (
     send_reply,
 )
 from ringfold.iteration.record import Advance, Keys, RankIdentity, Record, Rules, decide, decode
-from ringfold.store.base import version_of
+from ringfold.store.base import Entry, version_of
 from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreSnapshot
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
@@ -483,8 +484,28 @@ class Simulated:
                 self.sched.after(round(seconds * NS), self._send, life, fiber, None)
             case WaitFor(key, seen, timeout_s):
                 self._park(life, fiber, key, seen, timeout_s)
+            case GetMany(keys) if keys:
+                self._read_in_parts(life, fiber, keys, {})
             case _:
-                self.sched.after(self._delay_ns(), self._perform, life, fiber, operation)
+                self._request(life, operation, lambda outcome: self._send(life, fiber, outcome))
+
+    def _read_in_parts(self, life: RankProcess, fiber: Fiber, keys: tuple[str, ...], found: dict[str, Entry]) -> None:
+        """Read many keys at several instants, because no store promises that it is a snapshot."""
+        count = self.rng.randint(1, len(keys))
+
+        def proceed(outcome: StoreOutcome) -> None:
+            if isinstance(outcome, dict):
+                found.update(outcome)
+                if keys[count:] and life.is_up:
+                    self._read_in_parts(life, fiber, keys[count:], found)
+                    return
+                outcome = found
+            self._send(life, fiber, outcome)
+
+        self._request(life, GetMany(keys[:count]), proceed)
+
+    def _request(self, life: RankProcess, operation: Operation, reply: Callable[[StoreOutcome], None]) -> None:
+        self.sched.after(self._delay_ns(), self._perform, life, operation, reply)
 
     def _park(self, life: RankProcess, fiber: Fiber, key: str, seen: int, timeout_s: float) -> None:
         """Wait for a change of a key, then read it."""
@@ -495,7 +516,7 @@ class Simulated:
             if not is_woken:
                 is_woken = True
                 self._parked.pop(life.incarnation, None)
-                self.sched.after(self._delay_ns(), self._perform, life, fiber, Get(key))
+                self._request(life, Get(key), lambda outcome: self._send(life, fiber, outcome))
 
         full = f"{PREFIX}/{key}"
         if version_of(self.server.entries.get(full)) != seen:
@@ -508,7 +529,7 @@ class Simulated:
             if self.is_quiet and self.checks.iteration > self._last_faulty:
                 self.checks.parked(self.server, self._parked)
 
-    def _perform(self, life: RankProcess, fiber: Fiber, operation: Operation) -> None:
+    def _perform(self, life: RankProcess, operation: Operation, reply: Callable[[StoreOutcome], None]) -> None:
         """The operation reaches the store, unless something happens to it."""
         if not life.is_up and self.rng.random() < 0.5:
             return  # it was still on its way out when the process died
@@ -525,7 +546,7 @@ class Simulated:
         if life.fault == "late" and life.driver is not None:
             self.sched.after(self.rng.randrange(3_000 * MS), self._deliver_late, life.driver)
         self._noticed()
-        self.sched.after(self._delay_ns(), self._send, life, fiber, outcome)
+        self.sched.after(self._delay_ns(), reply, outcome)
 
     def _carried_out(self, life: RankProcess, operation: Operation) -> StoreOutcome:
         client = life.client
@@ -533,6 +554,8 @@ class Simulated:
         match operation:
             case Get(key):
                 return client.get(key)
+            case GetMany(keys):
+                return client.get_many(keys)
             case ListKeys(prefix):
                 return client.list(prefix)
             case CompareAndSet(key, expected, value):
