@@ -124,6 +124,22 @@ class WaitsForSilentNodes(RoundMaster):
         return
 
 
+class NeverHurries(RoundMaster):
+    def _hurry(self, now_ns: int, round: OpenRound) -> None:
+        return
+
+
+class LooksTooSeldom(RoundMaster):
+    """The deadline is earlier by now, and there is no tick at it."""
+
+    def next_deadline_ns(self) -> int | None:
+        due_ns = super().next_deadline_ns()
+        round = self._round
+        if due_ns is None or round is None or not self.is_gathering or not round.end_sent_ns:
+            return due_ns
+        return max(due_ns, round.end_sent_ns + self.settings.report_timeout_ms * MS // 2)
+
+
 class _Tolerant(NodeTable):
     def missed(self, node: NodeId) -> bool:
         return False
@@ -235,6 +251,13 @@ BUGS: dict[str, Bug] = {
     ),
     "late_twice": _bug("a late report counts twice", ProbingSetup(CountsLateReportsTwice, kinds=("master",))),
     "waits_for_silent": _bug("a silent node holds the deadline", ProbingSetup(WaitsForSilentNodes, kinds=("master",))),
+    "never_hurries": _bug(
+        "the last node holds all others for as long as a slow round would",
+        ProbingSetup(NeverHurries, kinds=("master",)),
+    ),
+    "looks_too_seldom": _bug(
+        "the master does not look whether its deadline is earlier", ProbingSetup(LooksTooSeldom, kinds=("master",))
+    ),
     "never_excluded": _bug(
         "a node that misses every round stays in the graph", ProbingSetup(NeverExcludes, kinds=("master",))
     ),

@@ -10,6 +10,8 @@ Checked at once, so that the trace ends where it went wrong:
 - every participant that is missing is named, and nobody else; listeners are not waited for;
 - a round does not wait for a node that is silent or has missed too many rounds, once all others have reported; and a
   node that has missed too many rounds is not in the next graph;
+- once only one node is missing, a round does not wait for it longer than half as long again as the others took, or as
+  that node ever took;
 - the master waits no longer than its deadline, nor does a node, nor does somebody who gave a command.
 Checked at the end, when all faults are over: a round with everybody, within a bound.
 

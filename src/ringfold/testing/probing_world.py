@@ -120,6 +120,7 @@ class Trap:
 
 UTC_NS = 1_700_000_000 * 10**9
 SLACK_MS = 50
+HURRY_SLACK_MS = 2
 SECOND_NS = 1_000 * MS
 RELAY_WAIT_MS = 25
 """As in `master/probing.py`."""
@@ -319,6 +320,12 @@ class ProbingMaster:
         """The nodes that have reported the present round."""
         self._heard: set[NodeId] = set()
         """The nodes that have sent a report of the present round, or of the one before it, since it began."""
+        self._ended_ns: dict[RoundId, int] = {}
+        """When the window of each round ended, by the true time."""
+        self._slowest_ns: dict[NodeId, int] = {}
+        """The longest that a report of each node took since it connected."""
+        self._hurried: RoundId | None = None
+        """The round of which only the last nodes are missing."""
         self._missed: dict[NodeId, int] = {}
         """How many rounds in a row each node has sent no report, while another one did."""
 
@@ -416,6 +423,7 @@ class ProbingMaster:
                 event = self._greet(event, conn)
             self.conns[event.node] = conn
             self._missed[event.node] = 0
+            self._slowest_ns.pop(event.node, None)
             self.listeners |= {event.node} if event.listen_only else set()
         elif isinstance(event, NodeDisconnected):
             if self.conns.get(event.node) is not conn:
@@ -451,6 +459,7 @@ class ProbingMaster:
         world.history.waits(machine.waiting_for(), self.listeners)
         if world.settings.kind == "master":
             self._check_waiting()
+            self._watch_last()
             # A report through a relay that its node has left counts in `_missed`, and not for the machine: they differ.
             for round, truth in () if self.world.relays else starts.items():
                 self._check_graph(round, truth)
@@ -478,6 +487,9 @@ class ProbingMaster:
             self._heard.add(event.node)
         if self.machine.is_gathering and event.report.round == self.machine.round:
             self._reported.add(event.node)
+        if (ended_ns := self._ended_ns.get(event.report.round)) is not None:
+            took_ns = self.world.now - ended_ns
+            self._slowest_ns[event.node] = max(took_ns, self._slowest_ns.get(event.node, 0))
 
     def _note_end(self, truth: RoundTruth) -> None:
         """A round is over: who has missed it?"""
@@ -545,6 +557,7 @@ class ProbingMaster:
         if not machine.is_gathering or round is None or round == self._watched:
             return
         self._watched, freezes = round, self.freezes
+        self._ended_ns[round] = world.now
         limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + LATE_GRACE_MS + SLACK_MS
 
         def look() -> None:
@@ -552,6 +565,25 @@ class ProbingMaster:
                 world.history.gathers_too_long(round, limit_ms)
 
         world.scheduler.after(limit_ms * MS, look)
+
+    def _watch_last(self) -> None:
+        """The last node of a round is awaited half as long again as the others took, or as it ever took itself."""
+        machine, world, round = self.machine, self.world, self.machine.round
+        pending = machine.waiting_for()
+        if round not in self._ended_ns or round == self._hurried or len(pending) != 1 or not self._reported:
+            return
+        self._hurried, freezes = round, self.freezes
+        slowest_ns = self._slowest_ns.get(pending[0])
+        if slowest_ns is None or world.relays:
+            return
+        took_ns = world.now - self._ended_ns[round]
+        limit_ns = max(world.settings.report_floor_ms * MS, max(took_ns, slowest_ns) * 3 // 2) + HURRY_SLACK_MS * MS
+
+        def look() -> None:
+            if self.is_alive and self.freezes == freezes and machine.round == round and machine.is_gathering:
+                world.history.gathers_too_long(round, limit_ns / MS)
+
+        world.scheduler.after(max(0, limit_ns - took_ns), look)
 
     def _set_timer(self) -> None:
         due = self.machine.next_deadline_ns()

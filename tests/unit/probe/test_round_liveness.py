@@ -122,6 +122,61 @@ def test_after_one_report_the_deadline_is_generous() -> None:
     assert table.wait_ms([1], 25, 1_000) == 120
 
 
+def test_the_last_node_is_awaited_half_as_long_again_as_the_others_took() -> None:
+    """However much reports differ from round to round: here they took 40 to 200 ms, and 140 ms in this round."""
+    room = Room()
+    for took_ms in (40, 80, 120, 160, 200):
+        run_round(room, 1, 2, 3, took_ms=took_ms)
+    while not room.master.is_gathering:
+        room.wait(1)
+    room.wait(140)
+    room.report(1)
+    assert room.master.wait_ms == 280, "two of three are missing"
+    room.report(2)
+    assert room.master.wait_ms == 210
+
+
+def test_the_last_node_is_awaited_as_long_as_it_usually_takes_itself() -> None:
+    room = Room()
+    for _ in range(2):
+        while not room.master.is_gathering:
+            room.wait(1)
+        for node in (1, 2):
+            room.wait(30)
+            room.report(node)
+        room.wait(40)
+        room.report(3)
+    while not room.master.is_gathering:
+        room.wait(1)
+    room.report(1)
+    room.report(2)
+    assert room.master.wait_ms == 150, "half as long again as 100 ms"
+
+
+def test_a_last_node_that_has_never_reported_is_awaited_until_the_deadline() -> None:
+    room = Room()
+    while not room.master.is_gathering:
+        room.wait(1)
+    room.report(1)
+    room.report(2)
+    assert room.master.wait_ms == RoundSettings().report_timeout_ms
+
+
+def test_a_master_looks_at_the_floor_and_then_less_and_less_often() -> None:
+    """What arrives after a look moves the deadline to no earlier instant than the next look."""
+    room = Room()
+    for _ in range(5):
+        run_round(room, 1, 2, 3, took_ms=200)
+    while not room.master.is_gathering:
+        room.wait(1)
+    began, looks = room.now, []
+    while room.master.is_gathering and (due := room.master.next_deadline_ns()) is not None:
+        looks.append((due - began) // MS)
+        room.wait((due - room.now) / MS)
+    assert looks[:3] == [FLOOR_MS, FLOOR_MS * 3 // 2, FLOOR_MS * 9 // 4]
+    assert len(looks) < 10
+
+
 def test_a_floor_above_the_timeout_is_refused() -> None:
     with pytest.raises(ConfigError, match="report_floor_ms <= report_timeout_ms"):
         RoundSettings(report_floor_ms=2_000)

@@ -21,6 +21,7 @@ from msgspec import structs
 from ringfold.probe.graph.edges import MAX_TIME_NS
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.events import MS
+from ringfold.probe.rounds.liveness import half_again
 from ringfold.probe.rounds.metrics import ReceivedReport, measure, node_windows, window_ends
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundKind, RoundReport, RoundSummary
 
@@ -126,6 +127,8 @@ class OpenRound:
     deadline_ns: int = 0
     wait_ms: int = 0
     """How long after its window reports are awaited."""
+    look_ns: int | None = None
+    """When the master looks whether the deadline is earlier by now; None: it will not be."""
     was_extended: bool = False
     anomaly: str = ""
     received: dict[NodeId, ReceivedReport] = field(default_factory=dict)
@@ -162,6 +165,17 @@ class OpenRound:
             self.deadline_ns = now_ns + LATE_GRACE_MS * MS
             return False
         return True
+
+    @property
+    def due_ns(self) -> int:
+        """When the master needs a Tick to end the gathering in time."""
+        return self.deadline_ns if self.look_ns is None else min(self.deadline_ns, self.look_ns)
+
+    def look(self, now_ns: int) -> None:
+        """Plan the next look. The last nodes get half as long again as the others took, so what arrives from now on
+        cannot move the deadline to an earlier instant than half as long again from now."""
+        if self.look_ns is not None and now_ns >= self.look_ns:
+            self.look_ns = self.end_sent_ns + half_again(now_ns - self.end_sent_ns)
 
     def waiting_for(self) -> list[NodeId]:
         """Participants whose reports are still awaited."""

@@ -11,6 +11,10 @@ a node reports once in a window. The first report of a node is the slowest, beca
 would remember it, and every pause of a busy machine, for minutes. All that time one stuck node would cost the others
 several times what their reports take.
 
+*The last nodes.* A busy machine or network makes all reports of a round late together. So once only the last nodes are
+missing (one in LAST_SHARE), the round itself tells how long its reports take. From then on it waits for them half as
+long again as the others took, or as these nodes take at the median, if that is longer; but never longer than before.
+
 *Nodes.* A node that is SUSPECTED (its heartbeats are missing) is not awaited. A node that misses `max_missed` rounds in
 a row is EXCLUDED: it is not awaited, and the next graph is drawn without it. Its next report makes it ACTIVE again.
 """
@@ -26,6 +30,7 @@ from ringfold.wire.probing import NodeId
 MAX_OVER_MEDIAN = 3
 DEVIATIONS = 4
 MAX_TIMES = 8
+LAST_SHARE = 8
 
 
 class NodeLiveness(Enum):
@@ -56,6 +61,8 @@ class _Node:
     """What its last reports took, the newest last."""
     reports: int = 0
     """How many reports these are the last of."""
+    median_ns: int = 0
+    """Of these times; 0: it has not reported yet."""
     usual_ns: int = 0
     """Within what time its report usually arrives; 0: it has not reported yet."""
     retransmits: int = 0
@@ -68,10 +75,10 @@ class _Node:
         """Its report took so long."""
         self.reports += 1
         self.times_ns = times = [*self.times_ns, took_ns][-MAX_TIMES:]
-        middle = _median(times)
+        self.median_ns = middle = max(1, _median(times))
         # Few reports say little about how much they differ: after the first one, a half of it; later less and less.
         deviation = max(_median([abs(time - middle) for time in times]), middle // (2 * self.reports))
-        self.usual_ns = max(1, middle + DEVIATIONS * deviation)
+        self.usual_ns = middle + DEVIATIONS * deviation
 
 
 class NodeTable:
@@ -162,6 +169,23 @@ class NodeTable:
             return timeout_ms
         longest_ns = min(usual[-1], MAX_OVER_MEDIAN * usual[len(usual) // 2])
         return min(max(-(-longest_ns // MS), floor_ms), timeout_ms)
+
+    def last_wait_ms(self, nodes: Iterable[NodeId], took_ns: int, floor_ms: int) -> int | None:
+        """How long after RoundEnd the last nodes are awaited, if the others took so long; rounded up to milliseconds.
+        None: one of them has never reported, and what it takes is not known."""
+        medians = [self._nodes[node].median_ns for node in nodes]
+        if not all(medians):
+            return None
+        return max(-(-half_again(max(took_ns, *medians)) // MS), floor_ms)
+
+
+def are_last(pending: int, awaited: int) -> bool:
+    """Whether so many of the awaited nodes are the last ones: one of them, or one in LAST_SHARE."""
+    return 0 < pending <= max(1, awaited // LAST_SHARE)
+
+
+def half_again(time_ns: int) -> int:
+    return time_ns * 3 // 2
 
 
 def _median(values: list[int]) -> int:

@@ -66,7 +66,7 @@ from ringfold.probe.rounds.gather import (
     summarise,
     without_invalid_edges,
 )
-from ringfold.probe.rounds.liveness import NodeTable
+from ringfold.probe.rounds.liveness import NodeTable, are_last
 from ringfold.probe.rounds.metrics import ReceivedReport
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.states import Transitions
@@ -193,7 +193,7 @@ class RoundMaster:
         """When Tick is due; None if nothing has a deadline."""
         times = [self._begin_due_ns, *(request.deadline_ns for request in self._requests.pending)]
         if self._round is not None:
-            times.append(self._round.deadline_ns if self.is_gathering else self._round.end_due_ns)
+            times.append(self._round.due_ns if self.is_gathering else self._round.end_due_ns)
         if self._gathered is not None:
             times.append(self._gathered.due_ns)
         return min((time for time in times if time is not None), default=None)
@@ -244,6 +244,7 @@ class RoundMaster:
                 self._begin_round(now_ns)
             elif self.is_gathering:
                 if not self._is_complete(now_ns, round) and not round.is_over(now_ns):
+                    round.look(now_ns)
                     return
                 self._finish_round(now_ns, round)
             else:
@@ -394,6 +395,8 @@ class RoundMaster:
             usual_ms = self._nodes.wait_ms(awaited, self.settings.report_floor_ms, gather_ms)
             round.wait_ms = min(usual_ms + self.relay_wait_ms, gather_ms)
             round.end_sent_ns = now_ns
+            if not self.relay_wait_ms:
+                round.look_ns = now_ns + self.settings.report_floor_ms * MS
             end = RoundEnd(round.id, now_ns, round.label, gather_ms + self.settings.grace_ms)
             for node in sorted((round.participants | self._nodes.excluded().keys()) & self._members.keys()):
                 self._send(node, end)
@@ -411,6 +414,20 @@ class RoundMaster:
         absent = {node: self._nodes.reason(node) for node in pending if not self._nodes.is_awaited(node)}
         if len(absent) < len(pending) or round.received:
             round.absent |= absent
+
+    def _hurry(self, now_ns: int, round: OpenRound) -> None:
+        """Once only the last nodes are missing, do not wait for them longer than this round's reports take. Not with
+        relays: they hold the reports of a whole region for as long as the deadline allowed when the window ended."""
+        received = len(round.received)
+        pending = len(round.participants) - received - len(round.absent)
+        if not are_last(pending, received + pending):
+            return
+        round.look_ns = None
+        took_ns, floor_ms = now_ns - round.end_sent_ns, self.settings.report_floor_ms
+        wait_ms = self._nodes.last_wait_ms(round.waiting_for(), took_ns, floor_ms)
+        if wait_ms is not None and wait_ms < round.wait_ms:
+            round.wait_ms = wait_ms
+            round.deadline_ns = round.end_sent_ns + wait_ms * MS
 
     def _pending_nodes(self, round: OpenRound) -> list[NodeId]:
         return round.waiting_for()
@@ -541,6 +558,8 @@ class RoundMaster:
                 self._nodes.took(node, now_ns - round.end_sent_ns)
             if len(round.received) == 1:
                 self._stop_awaiting(round)
+            if round.look_ns is not None:
+                self._hurry(now_ns, round)
         elif report.round < round.id:
             self._add_late_report(now_ns, round, node, received)
 
