@@ -185,7 +185,7 @@ class IterationMachine:
         self._nonces = 0
         self._won = NONE_YET
         self._waited_in: Record | None = None
-        """The record that this call has waited to be replaced: it has waited long enough to observe the others."""
+        """The record for whose successor this rank has waited: it has waited long enough to observe the others."""
         self._is_outcome_unknown = False
         self._before: Registration | None = None
 
@@ -314,7 +314,9 @@ class IterationMachine:
     # From one iteration to the next
 
     def _next(self, call: ProgramCall) -> Steps[BegunIteration]:
-        self._waited_in = None
+        # An arrival of an earlier call was perhaps early then: others may have arrived since, without looking.
+        has_arrived = self.record is not None and self._has_arrived_at(self.record.iteration)
+        self._waited_in = self.record if has_arrived else None
         while True:
             if self.error is not None:  # the heartbeat thread has found that this incarnation may not continue
                 raise self.error

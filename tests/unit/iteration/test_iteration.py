@@ -627,6 +627,17 @@ def test_where_the_store_has_counters_only_the_last_rank_reads_the_others(world:
         assert max(len(process.operations) for process in processes) <= 5
 
 
+@pytest.mark.parametrize("flavour", [{"counts_writes": True}, {"can_list": False, "has_counters": True}])
+def test_a_rank_that_came_early_continues_at_once_if_the_others_have_arrived_until_it_calls_next(
+    flavour: dict[str, bool],
+) -> None:
+    store = SimStore()
+    processes = store.ranks(Rules(3), **flavour)
+    for process in processes:
+        process.arrives()
+    assert processes[0].next().members == (0, 1, 2)
+
+
 def test_where_the_store_has_counters_a_winner_that_comes_last_needs_no_arrival() -> None:
     store = SimStore()
     processes = store.ranks(Rules(4), can_list=False, has_counters=True)
