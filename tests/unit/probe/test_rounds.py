@@ -285,6 +285,30 @@ def test_a_repeated_report_counts_once() -> None:
     assert summary.metrics.report_bytes == 900
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"alpha": float("nan")}, "a value is not finite"),
+        ({"sent": -1}, "a count is out of range"),
+        ({"delay_p99_ns": 1 << 62}, "a delay is out of range"),
+        ({"delay_min_ns": -(1 << 62)}, "a delay is out of range"),
+        ({"why": "\n"}, "its text is not printable"),
+        ({"why": "x" * 501}, "its text is longer than 500 characters"),
+    ],
+)
+def test_an_edge_with_impossible_values_is_refused_and_the_rest_of_its_report_counts(
+    wrong: dict[str, object], why: str
+) -> None:
+    """Also in what the summary says of the node's window, and where the edge leads out of the graph."""
+    room = Room(nodes=3)
+    room.to_end()
+    edges = [EdgeFit(1, 2, **wrong), EdgeFit(1, 3, sent=7), EdgeFit(1, 99, **wrong)]  # type: ignore[arg-type]
+    (summary,) = published(room.report(1, edges=edges) + room.report(2) + room.report(3))
+    assert [(view.fit.src, view.fit.dst, view.fit.refused) for view in summary.edges[:2]] == [(1, 2, why), (1, 3, "")]
+    assert [window.sent for window in summary.windows if window.node == 1] == [7]
+    assert summary.missing == {}
+
+
 def test_a_report_of_other_nodes_edges_is_refused() -> None:
     room = Room()
     room.to_end()

@@ -14,7 +14,7 @@ is certainly not older than two windows.
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -51,6 +51,16 @@ class TakenReports:
     @property
     def all(self) -> dict[NodeId, ReceivedReport]:
         return self.received | self.late
+
+    def without_invalid_edges(self) -> "TakenReports":
+        """The same reports; edges with impossible values are refused, with the reason."""
+        received = {node: without_invalid_edges(one) for node, one in self.received.items()}
+        late = {node: without_invalid_edges(one) for node, one in self.late.items()}
+        every = (*received.values(), *late.values())
+        if all(one is other for one, other in zip(every, (*self.received.values(), *self.late.values()), strict=True)):
+            return self
+        checked = {(fit.src, fit.dst): fit for one in every for fit in one.report.edges}
+        return TakenReports(received, [checked[fit.src, fit.dst] for fit in self.fits], self.missing, late)
 
 
 @dataclass(slots=True)
@@ -291,19 +301,20 @@ def report_fault(node: NodeId, report: RoundReport) -> str:
     return ""
 
 
-def without_invalid_edges(report: RoundReport) -> RoundReport:
+def without_invalid_edges(received: ReceivedReport) -> ReceivedReport:
     """The report; edges with impossible values are refused, with the reason."""
+    report = received.report
     faults = [_edge_fault(fit) for fit in report.edges]
     if not any(faults):
-        return report
+        return received
     pairs = zip(report.edges, faults, strict=True)
     edges = [EdgeFit(fit.src, fit.dst, refused=why) if why else fit for fit, why in pairs]
-    return structs.replace(report, edges=edges)
+    return replace(received, report=structs.replace(report, edges=edges))
 
 
 def _edge_fault(fit: EdgeFit) -> str:
     """Why the values of a fit are invalid; empty if they are not. Its line is checked in `graph/edges.py`."""
-    # Nodes wait while this runs once for each edge of the graph: no generators, and one text in place of three.
+    # This runs for every edge of the graph in every round: no generators, and one text in place of three.
     if not math.isfinite(fit.alpha + fit.sigma_ns + fit.sigma_alpha + fit.residual_ns):
         return "a value is not finite"
     counts = (fit.sent, fit.pairs, fit.lost, fit.duplicates, fit.filtered)

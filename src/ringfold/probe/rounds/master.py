@@ -475,7 +475,11 @@ class RoundMaster:
     def _combine(self, gathered: GatheredRound) -> None:
         """The result of a round: each node gets its clock, and the summary is published."""
         self._gathered = None
-        round, taken = gathered.round, gathered.taken
+        gathered.taken = taken = gathered.taken.without_invalid_edges()
+        round = gathered.round
+        if round.end_sent_ns:
+            for node in taken.received.keys() & round.present:
+                self._nodes.took(node, taken.received[node].at_ns - round.end_sent_ns)
         result = None
         if taken.fits:
             utc = {node: one.report.utc_ns for node, one in taken.all.items() if one.report.edges}
@@ -548,14 +552,13 @@ class RoundMaster:
             return
         self._sequence_skew = max(self._sequence_skew, abs(round.id.sequence - report.round.sequence))
         retransmits = self._nodes.retransmitted(node, event.retransmits)
-        received = ReceivedReport(without_invalid_edges(report), now_ns, event.bytes, retransmits)
+        # All other nodes wait for this. What the next start does not depend on is done when the round is combined.
+        received = ReceivedReport(report, now_ns, event.bytes, retransmits)
         if self.settings.kind == "time":
-            self._newest_windows.add(node, received, self._members)
+            self._newest_windows.add(node, without_invalid_edges(received), self._members)
         elif self._is_counted(round, node, received):
             round.received[node] = received
             round.absent.pop(node, None)
-            if round.end_sent_ns:
-                self._nodes.took(node, now_ns - round.end_sent_ns)
             if len(round.received) == 1:
                 self._stop_awaiting(round)
             if round.look_ns is not None:
