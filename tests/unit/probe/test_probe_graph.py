@@ -16,7 +16,7 @@ from probe_world import SECOND, UNIX, World, exact, ring, world
 from ringfold.errors import ConfigError
 from ringfold.probe.graph.clocks import GraphHistory, GraphResult, GraphSettings, calculate
 from ringfold.probe.graph.edges import fault, usable
-from ringfold.probe.graph.least_squares import invert, laplacian, least_squares, robust_residuals
+from ringfold.probe.graph.least_squares import invert, laplacian, least_squares, robust_residuals, solve
 from ringfold.probe.rounds.calculation import advise, anomaly
 from ringfold.probe.rounds.settings import Adaptive
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId
@@ -648,6 +648,16 @@ def test_the_inverse_is_the_inverse(size: int) -> None:
     root = np.random.default_rng(size).normal(size=(size, size))
     matrix = root @ root.T + np.eye(size)
     assert np.allclose(invert(matrix) @ matrix, np.eye(size), atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 127, 128, 129, 200])
+def test_the_solution_solves_the_system(size: int) -> None:
+    rng = np.random.default_rng(size)
+    root, right = rng.normal(size=(size, size)), rng.normal(size=size)
+    matrix = root @ root.T + np.eye(size)
+    given = matrix.copy()
+    assert np.allclose(matrix @ solve(matrix, right), right, atol=1e-8)
+    assert np.array_equal(matrix, given)
 
 
 def test_potentials_are_exact_where_weights_differ_by_many_orders() -> None:

@@ -43,7 +43,8 @@ noise, and where they differ by more, the matrix is singular. So a standard erro
 one counts as a million times; `robust_residuals` only looks for faults, and needs less."""
 REFINEMENTS = 3
 """How often the system is solved: after the first time for the residual, to gain precision."""
-BLOCK = 32
+BLOCK, SOLVED_BLOCK = 32, 64
+"""Rows and columns at a time in `invert` and `solve`."""
 SINGLE_THREAD_PRODUCTS = 1 << 17
 """Matrix products of no more multiplications than this stay in one thread (OpenBLAS: up to 2^18)."""
 
@@ -102,7 +103,7 @@ def robust_residuals(
         weight = (scale / sigma) ** 2 * np.minimum(1.0, sigma / np.maximum(np.abs(residual), 1e-300))
         weight = np.maximum(weight, MIN_ROBUST_WEIGHT)
         matrix = laplacian(size, src, dst, weight) + prior + float(np.mean(weight)) / size
-        found = np.einsum("ij,j->i", invert(matrix), _divergence(size, src, dst, weight * left))
+        found = solve(matrix, _divergence(size, src, dst, weight * left))
         residual = left - (found[dst] - found[src])
     return residual
 
@@ -137,6 +138,31 @@ def invert(matrix: Floats) -> Floats:
         work[block] = across
         work[block, block] = pivot
     return work
+
+
+def solve(matrix: Floats, right: Floats) -> Floats:
+    """The solution of a positive definite system, in the calling thread, for less than half of the cost of `invert`.
+
+    A few rows at a time are eliminated from those below them (block Gauss), and replaced from the last to the first.
+    """
+    size = len(matrix)
+    work = np.column_stack([matrix, right])
+    for begin in range(0, size, SOLVED_BLOCK):
+        end = min(begin + SOLVED_BLOCK, size)
+        block = work[begin:end, begin:end].copy()
+        lefts = range(end, max(end + 1, size), SOLVED_BLOCK)
+        for left in lefts:  # the right side goes with the last columns
+            part = slice(left, size + 1 if left == lefts[-1] else left + SOLVED_BLOCK)
+            above = np.linalg.solve(block, work[begin:end, part])
+            work[begin:end, part] = above
+            for top in range(end, size, BLOCK):
+                below = slice(top, top + BLOCK)
+                work[below, part] -= work[below, begin:end] @ above
+    found = np.empty(size)
+    for begin in reversed(range(0, size, SOLVED_BLOCK)):
+        end = min(begin + SOLVED_BLOCK, size)
+        found[begin:end] = work[begin:end, size] - np.einsum("ij,j->i", work[begin:end, end:size], found[end:])
+    return found
 
 
 def _divergence(size: int, src: Ints, dst: Ints, flow: Floats) -> Floats:
