@@ -26,7 +26,7 @@ from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
 from ringfold.probe.nodes.relay import RelayRequest, RelayServer
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.calculation import Calculation
-from ringfold.probe.rounds.effects import NodeEffect, ResumeProbing
+from ringfold.probe.rounds.effects import AdoptClock, ConfigureProber, NodeEffect
 from ringfold.probe.rounds.events import FromRoundMaster, NodeEvent, ToRoundMaster
 from ringfold.probe.rounds.gloo import GlooRounds
 from ringfold.probe.rounds.node import RoundNode
@@ -229,10 +229,11 @@ class RecordedShell(NodeShell):
     _lines: Sequence[EdgeFit] = ()
 
     def _run_effect(self, effect: NodeEffect) -> NodeEvent | None:
-        result = super()._run_effect(effect)
-        if isinstance(effect, ResumeProbing):
+        if isinstance(effect, ConfigureProber):
+            self._lines = ()
+        elif isinstance(effect, AdoptClock):  # in the window, and after all nodes here have begun it
             self._lines = self._recorded_lines()
-        return result
+        return super()._run_effect(effect)
 
     def due_s(self) -> float | None:
         """Only the machine's own deadlines: there is no open window to check or to fit, and no log."""
@@ -249,7 +250,8 @@ class RecordedShell(NodeShell):
         ]
 
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
-        return list(self._lines), 0
+        lines, self._lines = self._lines or self._recorded_lines(), ()
+        return list(lines), 0
 
 
 def main(arguments: list[str]) -> None:
