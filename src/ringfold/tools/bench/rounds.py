@@ -516,11 +516,11 @@ PARTS = (
 )
 METRICS = (
     _CASE,
+    Column("workers", "workers"),
     *(Column(part, f"{part}_ms", _short) for part in ("stop", "fit", "gather", "calculate", "restart")),
 )
 COSTS = (
     _CASE,
-    Column("workers", "workers"),
     Column("rounds", "rounds"),
     Column("CPU", "master_cpu_ms", _ms),
     Column("root messages", "root_messages", lambda value: f"{value:,.0f}"),
