@@ -68,7 +68,9 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "All lanes.");
   cls.def(
       "set_registrations",
-      [with](Class& self, std::uint64_t count) { with(self, [&](Core& core, Ns) { core.set_registrations(count); }); },
+      [with](Class& self, std::uint64_t count) {
+        with(self, [&](Core& core, Ns) { core.ops().set_registrations(count); });
+      },
       "count"_a, "What every later Done repeats.");
   cls.def(
       "seal",
@@ -89,14 +91,17 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "refuse",
       [with](Class& self, std::uint64_t tag, std::uint64_t step, std::uint32_t call, const nb::bytes& reason) {
         Bytes why = from_python(reason);
-        with(self, [&](Core& core, Ns) { core.refuse({tag, step, call}, std::move(why)); });
+        with(self, [&](Core& core, Ns) { core.ops().refuse({tag, step, call}, std::move(why)); });
       },
       "tag"_a, "step"_a, "call"_a, "reason"_a, "This call fails, also if it has not been made here yet.");
   cls.def(
-      "set_step", [with](Class& self, std::uint64_t step) { with(self, [&](Core& core, Ns) { core.set_step(step); }); },
+      "set_step",
+      [with](Class& self, std::uint64_t step) {
+        with(self, [&](Core& core, Ns) { core.ops().names().set_step(step); });
+      },
       "step"_a, "The program begins this step (2**64 - 1: none): calls are counted from 0 again.");
   cls.def(
-      "restart_calls", [with](Class& self) { with(self, [](Core& core, Ns) { core.restart_calls(); }); },
+      "restart_calls", [with](Class& self) { with(self, [](Core& core, Ns) { core.ops().names().restart(); }); },
       "A peer was admitted: all members count their calls from 0 again.");
   cls.def(
       "install",
@@ -108,7 +113,7 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "progress",
       [with](Class& self) {
         std::vector<std::pair<std::uint64_t, std::uint32_t>> out;
-        with(self, [&](Core& core, Ns) { out = core.progress(); });
+        with(self, [&](Core& core, Ns) { out = core.ops().progress(); });
         return out;
       },
       "Committed ops per tag in the installed epoch.");
@@ -116,7 +121,7 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "fail_all",
       [with](Class& self, int status, const nb::bytes& reason) {
         Bytes why = from_python(reason);
-        with(self, [&](Core& core, Ns) { core.fail_all(static_cast<OpStatus>(status), std::move(why)); });
+        with(self, [&](Core& core, Ns) { core.ops().fail_all(static_cast<OpStatus>(status), std::move(why)); });
       },
       "status"_a, "reason"_a, "Every op fails, now and later.");
   cls.def(

@@ -70,7 +70,7 @@ class PyEngine {
 
   bool cancel(std::uint64_t op) {
     nb::gil_scoped_release free;
-    return engine_.with_core([&](Core& core, Ns) { return core.cancel(op); });
+    return engine_.with_core([&](Core& core, Ns) { return core.ops().cancel(op); });
   }
 
   // Forgets an op. One in flight keeps its memory until it has ended.
@@ -106,7 +106,7 @@ class PyEngine {
       nb::gil_scoped_release free;
       engine_.locked([&](Core& core) {
         found = core.find(op);
-        core.release(op);
+        core.ops().release(op);
       });
     }
     kept_.erase(op);
@@ -124,7 +124,7 @@ class PyEngine {
         for (const std::uint64_t op : unwanted) {
           const OpPtr found = core.find(op);
           if (found != nullptr && found->state != OpState::finished) continue;
-          core.release(op);
+          core.ops().release(op);
           ended.push_back(op);
         }
       });
@@ -240,7 +240,7 @@ void bind_engine(nb::module_& m) {
       "tags_in_flight",
       [](PyEngine& self) {
         nb::gil_scoped_release free;
-        return self.engine().locked([](Core& core) { return core.tags_in_flight(); });
+        return self.engine().locked([](Core& core) { return core.ops().tags_in_flight(); });
       },
       "The tags of all ops that have not ended.");
   cls.def("run_op", &PyEngine::run_op, "op"_a, "Drive from this thread until the op ended; its result, once.");

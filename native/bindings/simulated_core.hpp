@@ -84,7 +84,8 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
     self.retry_unread();
   });
   cls.def(
-      "set_first_sequence", [](PyCore& self, std::uint32_t first) { self.core_.set_first_sequence(first); }, "first"_a);
+      "set_first_sequence", [](PyCore& self, std::uint32_t first) { self.core_.ops().set_first_sequence(first); },
+      "first"_a);
   cls.def("set_now", [](PyCore& self, Ns now) { self.now_ = now; }, "now"_a);
   cls.def(
       "open",
@@ -144,12 +145,12 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
         return found->result;
       },
       "op"_a);
-  cls.def("tags_in_flight", [](PyCore& self) { return self.core_.tags_in_flight(); });
-  cls.def("cancel", [](PyCore& self, std::uint64_t op) { return self.core_.cancel(op); }, "op"_a);
+  cls.def("tags_in_flight", [](PyCore& self) { return self.core_.ops().tags_in_flight(); });
+  cls.def("cancel", [](PyCore& self, std::uint64_t op) { return self.core_.ops().cancel(op); }, "op"_a);
   cls.def(
       "release",
       [](PyCore& self, std::uint64_t op) {
-        self.core_.release(op);
+        self.core_.ops().release(op);
         self.kept_.erase(op);
       },
       "op"_a);

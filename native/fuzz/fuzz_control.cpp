@@ -165,7 +165,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
         const std::size_t tag = input.below(4);
         Called& call = peer.calls[tag];
         if (call.op->state == OpState::finished) peer.check(), peer.submit(input, tag);
-        else peer.core.cancel(call.op->id);
+        else peer.core.ops().cancel(call.op->id);
         break;
       }
       case 8:
@@ -181,7 +181,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     REQUIRE(held < 4 * delivered + 256 * static_cast<std::size_t>(steps) + (4u << 20), "%zu bytes held of %zu", held,
             delivered);
   }
-  peer.core.fail_all(OpStatus::failed, {});
+  peer.core.ops().fail_all(OpStatus::failed, {});
   peer.check();
   return 0;
 }

@@ -222,7 +222,7 @@ class Ring {
     if (call.op->state != OpState::finished) return;
     check();
     if (call.op->result.status == OpStatus::ok) ++call.number;
-    cores[rank]->release(call.op->id);
+    cores[rank]->ops().release(call.op->id);
     submit(rank, tag);
   }
 
@@ -457,7 +457,7 @@ void act(Input& input, Ring& ring) {
       break;
     case 16: {
       const std::uint64_t tag = input.below(tags);
-      if (input.chance(32)) to.cancel(ring.calls[stream.to][tag].op->id);
+      if (input.chance(32)) to.ops().cancel(ring.calls[stream.to][tag].op->id);
       ring.call_again(static_cast<std::uint32_t>(stream.to), tag);
       break;
     }
@@ -490,7 +490,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   ring.settle_down();
   ring.check();
   if (!ring.is_forged) ring.complete();
-  for (const auto& core : ring.cores) core->fail_all(OpStatus::failed, {});
+  for (const auto& core : ring.cores) core->ops().fail_all(OpStatus::failed, {});
   ring.check();
   return 0;
 }

@@ -43,7 +43,7 @@ struct Direction {
   bool is_blocked = false;
 };
 
-struct Lane {
+struct NetLane {
   std::uint32_t edge, number, path;
   Direction out, back;
 };
@@ -108,7 +108,7 @@ class Net {
 
   Core& core(std::size_t i) { return *cores_[i]; }
   Path& path(std::uint32_t edge, std::uint32_t path) { return links_[edge][path]; }
-  std::vector<std::unique_ptr<Lane>>& lanes() { return lanes_; }
+  std::vector<std::unique_ptr<NetLane>>& lanes() { return lanes_; }
   std::uint32_t size() const { return size_; }
   std::uint32_t paths() const { return paths_; }
 
@@ -122,7 +122,7 @@ class Net {
 
   void connect(std::uint32_t edge, std::uint32_t number, std::uint32_t epoch) {
     const std::uint32_t to = (edge + 1) % size_, path = number % paths_;
-    auto lane = std::make_unique<Lane>();
+    auto lane = std::make_unique<NetLane>();
     lane->edge = edge;
     lane->number = number;
     lane->path = path;
@@ -243,7 +243,7 @@ class Net {
   std::size_t window_;
   std::vector<std::unique_ptr<Core>> cores_;
   std::vector<std::vector<Path>> links_;  // by edge
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<NetLane>> lanes_;
   Ns last_look_ = 0;
 };
 

@@ -172,7 +172,7 @@ TEST(many_ops_in_a_row_and_many_tags) {
       for (int tag = 0; tag < 16; ++tag) {
         CHECK(ok(ring.core(r), ids[r][tag]));
         CHECK(data[tag][r] == data[tag][0]);
-        ring.core(r).release(ids[r][tag]);
+        ring.core(r).ops().release(ids[r][tag]);
       }
     }
   }
@@ -258,7 +258,7 @@ float contributed(const std::vector<std::vector<float>>& given, unsigned mask, k
     total = together(op, together(op, of(0), of(1)), together(op, of(2), of(3)));
   } else {
     std::uint32_t first = 0;
-    while (!small && !plan.exchange && plan.chunk_begin[first + 1] <= i * sizeof(float)) ++first;
+    while (!small && !plan.exchange && plan.chunks[first].end <= i * sizeof(float)) ++first;
     for (std::uint32_t hop = 0; hop < ranks; ++hop) total = together(op, total, of((first + hop) % ranks));
   }
   const auto count = static_cast<float>(std::popcount(mask));
@@ -607,32 +607,32 @@ TEST(a_refused_call_fails_whenever_it_is_made) {
   ring.install(1);
   auto data = inputs(2, 64);
   Core& core = ring.core(0);
-  core.set_step(7);
-  core.refuse({0, 7, 1}, {});
-  core.refuse({0, 8, 0}, {});
-  core.refuse({5, 7, 0}, {});
+  core.ops().names().set_step(7);
+  core.ops().refuse({0, 7, 1}, {});
+  core.ops().refuse({0, 8, 0}, {});
+  core.ops().refuse({5, 7, 0}, {});
   core.seal(1);
   const auto first = core.submit(1, call(data[0]));
   CHECK(core.find(first)->state == OpState::waiting);
-  core.cancel(first);
-  core.release(first);
+  core.ops().cancel(first);
+  core.ops().release(first);
   const auto again = core.submit(1, call(data[0]));  // given up, so this is call 0 as well
   CHECK(core.find(again)->state == OpState::waiting);
-  core.refuse({0, 7, 0}, {});  // and now it is refused while it waits
+  core.ops().refuse({0, 7, 0}, {});  // and now it is refused while it waits
   CHECK(is_refused(core, again));
   const auto second = core.submit(1, call(data[0]));
   CHECK(is_refused(core, second));
   const auto third = core.submit(1, call(data[0]));
   CHECK(core.find(third)->state == OpState::waiting);
-  core.set_step(8);
+  core.ops().names().set_step(8);
   const auto next = core.submit(1, on_tag(1, call(data[1])));
   CHECK(core.find(next)->state == OpState::waiting && core.find(next)->descriptor.step == 8);
-  core.cancel(third);
+  core.ops().cancel(third);
   CHECK(is_refused(core, core.submit(1, call(data[0]))));  // call 0 of step 8
   const auto other = core.submit(1, on_tag(5, call(data[0])));
   CHECK(core.find(other)->state == OpState::waiting);  // what was refused of step 7 is past
-  core.refuse({0, 8, 1}, {});
-  core.restart_calls();
+  core.ops().refuse({0, 8, 1}, {});
+  core.ops().names().restart();
   const auto admitted = core.submit(1, call(data[0]));
   CHECK(core.find(admitted)->state == OpState::waiting && core.find(admitted)->descriptor.call == 0);
 }
@@ -724,7 +724,7 @@ TEST(a_cancelled_op_restores_the_memory) {
   const auto id = ring.core(0).submit(1, call(data[0]));
   ring.core(1).submit(1, call(data[1]));
   for (int i = 0; i < 6; ++i) ring.move();
-  CHECK(ring.core(0).cancel(id));
+  CHECK(ring.core(0).ops().cancel(id));
   CHECK(data[0] == before[0]);
   CHECK(ring.core(0).find(id)->result.status == OpStatus::cancelled);
   data[0].assign(400, -1);  // the caller may use its memory at once: lanes read from it no more

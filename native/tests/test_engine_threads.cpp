@@ -217,7 +217,7 @@ OpStatus status_of(Engine& engine, std::uint64_t op) {
   return engine.locked([&](Core& core) {
     const OpPtr found = core.find(op);
     const OpStatus status = found == nullptr ? OpStatus::failed : found->result.status;
-    core.release(op);
+    core.ops().release(op);
     return status;
   });
 }
@@ -260,7 +260,7 @@ void look_around(Ring& ring, const std::atomic<bool>& enough) {
     for (std::uint32_t i = 0; i < ring.size(); ++i) {
       Engine& engine = ring.engine(i);
       engine.locked([&](Core& core) {
-        core.tags_in_flight();
+        core.ops().tags_in_flight();
         core.path_rates(monotonic_now(), (i + 1) % ring.size());
         core.path_rtts(monotonic_now(), (i + 1) % ring.size());
         return core.stats().committed;
@@ -371,7 +371,7 @@ TEST(an_op_is_cancelled_by_another_thread) {
     Threads waiters;
     waiters.start([&] { CHECK(engine.wait(op, test_timeout)); });
     waiters.start([&] { CHECK(eventually([&] { return engine.run(op, second / 10); })); });
-    CHECK(engine.with_core([&](Core& core, Ns) { return core.cancel(op); }));
+    CHECK(engine.with_core([&](Core& core, Ns) { return core.ops().cancel(op); }));
     waiters.join();
     CHECK(status_of(engine, op) == OpStatus::cancelled);
     CHECK(std::all_of(values.begin(), values.end(), [](float each) { return each == 1.0f; }));

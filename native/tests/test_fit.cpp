@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "fit_parts.hpp"
+#include "probe/fit_parts.hpp"
 
 using namespace ringfold::fitting;
 

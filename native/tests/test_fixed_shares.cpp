@@ -24,9 +24,9 @@ PathShares fixed(const Shares& shares) {
 }
 
 // Two peers, one lane per path unless more are wanted, and paths of these rates (bytes per nanosecond).
-class Link {
+class Transfers {
  public:
-  explicit Link(const std::vector<double>& rates, std::uint32_t lanes = 1, Planted planted = {})
+  explicit Transfers(const std::vector<double>& rates, std::uint32_t lanes = 1, Planted planted = {})
       : weather_(7), net(2, static_cast<std::uint32_t>(rates.size()), lanes, weather_, planted) {
     for (const std::uint32_t edge : {0u, 1u}) {
       for (std::uint32_t path = 0; path < rates.size(); ++path) {
@@ -105,7 +105,7 @@ Bytes2 since(const Bytes2& now, const Bytes2& before) {
 
 // How far the path that is furthest from its share is from it, in segments.
 double segments_off(const Bytes2& sent, const Shares& shares) {
-  const auto all = static_cast<double>(Link::total(sent));
+  const auto all = static_cast<double>(Transfers::total(sent));
   const double whole = std::accumulate(shares.begin(), shares.end(), 0.0);
   double most = 0;
   for (std::size_t path = 0; path < shares.size(); ++path) {
@@ -116,18 +116,18 @@ double segments_off(const Bytes2& sent, const Shares& shares) {
 
 double one_transfer(const std::vector<double>& rates, const Shares& shares, std::uint32_t lanes = 1,
                     Planted planted = {}) {
-  Link link(rates, lanes, planted);
+  Transfers link(rates, lanes, planted);
   link.share(fixed(shares));
   link.begin(many);
   link.end();
-  CHECK(Link::total(link.sent()) == many * sizeof(float));
+  CHECK(Transfers::total(link.sent()) == many * sizeof(float));
   return segments_off(link.sent(), shares);
 }
 
 // Halves, and the second path is away for a quarter of the transfer: how far from halves it is from then on, in
 // segments.
 double off_after_a_break(Planted planted) {
-  Link link({1e-3, 1e-3}, 1, planted);
+  Transfers link({1e-3, 1e-3}, 1, planted);
   link.share(fixed({50, 50}));
   link.begin(many);
   link.until_sent(many);
@@ -137,7 +137,7 @@ double off_after_a_break(Planted planted) {
   const auto before = link.sent();
   link.end();
   const auto after = since(link.sent(), before);
-  CHECK(Link::total(after) > 400 * segment);
+  CHECK(Transfers::total(after) > 400 * segment);
   return segments_off(after, {50, 50});
 }
 
@@ -165,7 +165,7 @@ TEST(fixed_shares_hold_with_several_lanes_on_each_path) {
 
 // The rest of a path that is slow for its share is waited for: sent again on the other, it would not be its share.
 TEST(the_tail_of_a_path_that_is_slow_for_its_share_is_not_sent_again) {
-  Link link({1e-2, 2e-4});
+  Transfers link({1e-2, 2e-4});
   link.share(fixed({50, 50}));
   link.begin(many);
   link.end();
@@ -173,7 +173,7 @@ TEST(the_tail_of_a_path_that_is_slow_for_its_share_is_not_sent_again) {
 }
 
 TEST(fixed_shares_hold_over_two_tags_in_flight) {
-  Link link({2e-3, 5e-4});
+  Transfers link({2e-3, 5e-4});
   link.share(fixed({60, 40}));
   for (int turn = 0; turn < 3; ++turn) {
     link.begin(many, 1);
@@ -185,7 +185,7 @@ TEST(fixed_shares_hold_over_two_tags_in_flight) {
 
 // One op of a segment goes over one path; many of them follow the shares together.
 TEST(fixed_shares_hold_over_many_ops_of_one_segment) {
-  Link link({1e-3, 1e-3});
+  Transfers link({1e-3, 1e-3});
   link.share(fixed({75, 25}));
   for (int op = 0; op < 100; ++op) {
     link.begin(segment / sizeof(float));
@@ -197,7 +197,7 @@ TEST(fixed_shares_hold_over_many_ops_of_one_segment) {
 }
 
 TEST(the_others_take_over_from_a_broken_path_by_their_shares) {
-  Link link({1e-3, 1e-3, 1e-3});
+  Transfers link({1e-3, 1e-3, 1e-3});
   link.share(fixed({50, 30, 20}));
   link.begin(many);
   link.until_sent(many);
@@ -220,13 +220,13 @@ TEST(a_path_that_earns_while_it_is_away_is_found) {
 }
 
 TEST(a_path_whose_lanes_are_lost_one_by_one_keeps_its_share) {
-  Link link({1e-3, 1e-3}, 3);
+  Transfers link({1e-3, 1e-3}, 3);
   link.share(fixed({30, 70}));
   link.begin(many);
   for (const std::uint64_t bytes : {many / 2, many}) {
     link.until_sent(bytes);
     for (std::size_t at = 0; at < link.net.lanes().size(); ++at) {
-      const Lane& lane = *link.net.lanes()[at];
+      const NetLane& lane = *link.net.lanes()[at];
       if (lane.edge == 0 && lane.path == 1) {
         link.net.end_lane(at);
         break;
@@ -235,13 +235,13 @@ TEST(a_path_whose_lanes_are_lost_one_by_one_keeps_its_share) {
   }
   link.end();
   // What the lost lanes held was sent again: more bytes than the op has, all of them by the shares.
-  CHECK(Link::total(link.sent()) > many * sizeof(float));
+  CHECK(Transfers::total(link.sent()) > many * sizeof(float));
   CHECK(segments_off(link.sent(), {30, 70}) <= 1);
 }
 
 // A lost packet silences a path for 200 ms. The others do not wait so long, and it catches up.
 TEST(a_path_that_was_silent_catches_up) {
-  Link link({1e-3, 1e-3});
+  Transfers link({1e-3, 1e-3});
   link.share(fixed({50, 50}));
   link.begin(4 * many);
   link.until_sent(many);
@@ -257,7 +257,7 @@ TEST(a_path_that_was_silent_catches_up) {
 
 // But not in the next transfer: nobody remembers why a path carries everything.
 TEST(what_a_silent_path_is_behind_is_forgiven_when_the_transfer_is_over) {
-  Link link({1e-3, 1e-3});
+  Transfers link({1e-3, 1e-3});
   link.share(fixed({50, 50}));
   link.begin(many);
   link.until_sent(many);
@@ -273,7 +273,7 @@ TEST(what_a_silent_path_is_behind_is_forgiven_when_the_transfer_is_over) {
 }
 
 TEST(other_shares_bind_from_the_next_segment_on) {
-  Link link({1e-3, 1e-3});
+  Transfers link({1e-3, 1e-3});
   link.share(fixed({90, 10}));
   link.begin(many);
   link.until_sent(2 * many);
@@ -285,7 +285,7 @@ TEST(other_shares_bind_from_the_next_segment_on) {
 }
 
 TEST(a_path_without_a_share_gets_nothing_while_another_one_lives) {
-  Link link({1e-3, 1e-3});
+  Transfers link({1e-3, 1e-3});
   link.share(fixed({100, 0}));
   link.begin(many);
   link.until_sent(many);
@@ -297,7 +297,7 @@ TEST(a_path_without_a_share_gets_nothing_while_another_one_lives) {
 
 // Shares that are not fixed say where to begin; then each path takes what it can.
 TEST(weights_do_not_bind) {
-  Link link({2e-3, 2e-4});
+  Transfers link({2e-3, 2e-4});
   PathShares weights = fixed({50, 50});
   weights.flags = 0;
   link.share(weights);

@@ -107,7 +107,7 @@ class Story {
       for (std::size_t at = 0; at < program_.ranks[rank].size(); ++at) {
         Program::Call& call = program_.ranks[rank][at];
         if (call.is_called) continue;
-        const auto tags = core.tags_in_flight();
+        const auto tags = core.ops().tags_in_flight();
         if (std::find(tags.begin(), tags.end(), call.tag) != tags.end() || weather_.chance(0.7)) break;
         call.values.resize(call.count);
         for (std::size_t i = 0; i < call.count; ++i) call.values[i] = value_of(rank, at, i);
@@ -196,7 +196,7 @@ class Story {
   void reset(std::uint32_t edge, std::uint32_t path) {
     const bool all = weather_.chance(0.5);
     for (std::size_t at = net_->lanes().size(); at-- > 0;) {
-      const Lane& lane = *net_->lanes()[at];
+      const NetLane& lane = *net_->lanes()[at];
       if (lane.edge != edge || lane.path != path || lanes_of(edge) == 1) continue;
       net_->end_lane(at);
       if (!all) return;

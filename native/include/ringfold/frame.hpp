@@ -90,8 +90,9 @@ inline constexpr std::size_t max_filler_bytes = 1024 * 1024;
 template <typename Bytes, typename T>
 void put(Bytes& out, T value) {
   static_assert(std::is_trivially_copyable_v<T>);
-  const auto* raw = reinterpret_cast<const std::byte*>(&value);
-  out.insert(out.end(), raw, raw + sizeof value);
+  const std::size_t at = out.size();
+  out.resize(at + sizeof value);
+  std::memcpy(out.data() + at, &value, sizeof value);
 }
 
 class Reader {

@@ -52,25 +52,43 @@ struct Origin {
   Send send;
 };
 
+struct Range {
+  std::size_t begin = 0, end = 0;
+
+  std::size_t bytes() const { return end - begin; }
+  bool has(std::size_t at) const { return at >= begin && at < end; }
+};
+
+// The `number`-th of `of` slices of every chunk.
+struct Slice {
+  std::uint32_t number = 0, of = 1;
+};
+
 struct Plan {
   std::uint32_t rank = 0;
   std::uint32_t size = 1;
   std::size_t segment_bytes = 1;
-  std::vector<std::size_t> chunk_begin;  // one more than there are chunks
-  std::vector<Receive> receives;         // by stage
+  std::vector<Range> chunks;      // of each, this plan's slice
+  std::vector<Receive> receives;  // by stage
   std::vector<Origin> origins;
   bool exchange = false;  // what is sent and what is received are the same range
   std::uint32_t receive_segments = 0;
   std::size_t bytes_from_previous = 0;
   std::size_t bytes_from_next = 0;
 
-  std::size_t chunk_bytes(std::int32_t chunk) const { return chunk_begin[chunk + 1] - chunk_begin[chunk]; }
-  std::size_t segments(std::int32_t chunk) const { return (chunk_bytes(chunk) + segment_bytes - 1) / segment_bytes; }
+  const Range& chunk(std::int32_t number) const { return chunks[static_cast<std::size_t>(number)]; }
+  std::size_t segments(std::int32_t number) const {
+    return (chunk(number).bytes() + segment_bytes - 1) / segment_bytes;
+  }
 };
 
 // `bytes` is the whole range: the input of an all_reduce, reduce_scatter or broadcast, the output of an all_gather.
 // Chunks of an all_gather or reduce_scatter are equal; those of an all_reduce are cut at multiples of 64 bytes.
+//
+// A channel carries one slice of every chunk, the others carry theirs: the order of operands is the same for any number
+// of slices. Slices are cut at multiples of 64 bytes, so that no cache line has two writers. The blocks of a quantised
+// op depend on where its segments begin: its slices are whole segments of the whole chunk.
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes, bool quantised = false);
+               std::size_t segment_bytes, bool quantised = false, Slice slice = {});
 
 }  // namespace ringfold

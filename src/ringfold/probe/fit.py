@@ -1,6 +1,6 @@
 """From a window of one edge to its line.
 
-The estimators are native (`native/src/fit_*.cpp`, each with its idea at the head); docs/concepts/estimators.md compares
+The estimators are native (`native/src/probe/fit_*.cpp`, each with its idea at the head); docs/concepts/estimators.md compares
 them. `fit` adds the counts of the window.
 """
 

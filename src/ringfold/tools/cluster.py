@@ -78,7 +78,7 @@ class ChannelClosed(EOFError):
 
 
 class Channel:
-    """One JSON object per line, in both directions, over a connected Unix socket."""
+    """The channel of a process: one JSON object per line, in both directions, over a connected Unix socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -9,23 +9,37 @@ constexpr std::size_t chunk_grain = 64;  // no element is ever cut: item sizes d
 constexpr std::size_t smallest_segment = 32 * 1024;
 constexpr std::size_t largest_square = std::size_t{2} << 20;  // beyond, the ring keeps both directions busier
 
-std::vector<std::size_t> equal_chunks(std::size_t bytes, std::uint32_t count) {
-  std::vector<std::size_t> begin(count + 1);
-  for (std::uint32_t i = 0; i <= count; ++i) begin[i] = bytes / count * i;
-  return begin;
+std::vector<Range> equal_chunks(std::size_t bytes, std::uint32_t count) {
+  std::vector<Range> chunks(count);
+  for (std::uint32_t i = 0; i < count; ++i) chunks[i] = {bytes / count * i, bytes / count * (i + 1)};
+  return chunks;
 }
 
-std::vector<std::size_t> grained_chunks(std::size_t bytes, std::uint32_t count) {
+std::vector<Range> grained_chunks(std::size_t bytes, std::uint32_t count) {
   const std::size_t grains = (bytes + chunk_grain - 1) / chunk_grain;
-  std::vector<std::size_t> begin(count + 1);
-  for (std::uint32_t i = 0; i <= count; ++i) begin[i] = std::min(grains * i / count * chunk_grain, bytes);
-  return begin;
+  const auto cut = [&](std::uint32_t i) { return std::min(grains * i / count * chunk_grain, bytes); };
+  std::vector<Range> chunks(count);
+  for (std::uint32_t i = 0; i < count; ++i) chunks[i] = {cut(i), cut(i + 1)};
+  return chunks;
 }
 
 // A chunk of one segment does not overlap receiving with sending: cut it in two, down to what a frame is worth.
 std::size_t fitting_segment(std::size_t largest_chunk, std::size_t segment_bytes) {
   const std::size_t half = (largest_chunk / 2 + chunk_grain - 1) / chunk_grain * chunk_grain;
   return std::min(segment_bytes, std::max(half, std::min(smallest_segment, segment_bytes)));
+}
+
+std::size_t largest(const std::vector<Range>& chunks) {
+  std::size_t most = 0;
+  for (const Range& chunk : chunks) most = std::max(most, chunk.bytes());
+  return most;
+}
+
+// What the slice has of a chunk that is cut at multiples of `grain`.
+Range sliced(const Range& chunk, Slice slice, std::size_t grain) {
+  const std::size_t grains = (chunk.bytes() + grain - 1) / grain;
+  const auto cut = [&](std::uint32_t i) { return std::min(chunk.begin + grains * i / slice.of * grain, chunk.end); };
+  return {cut(slice.number), cut(slice.number + 1)};
 }
 
 std::uint32_t modulo(std::int64_t value, std::uint32_t size) {
@@ -59,7 +73,7 @@ class RingStages {
 };
 
 void plan_exchange(Plan& plan, std::size_t bytes) {
-  plan.chunk_begin = {0, bytes};
+  plan.chunks = {{0, bytes}};
   plan.origins.push_back({0, {}});
   Receive whole;
   whole.chunk = 0;
@@ -71,7 +85,7 @@ void plan_exchange(Plan& plan, std::size_t bytes) {
 // Ring positions 0 1 2 3 are the corners 00 10 11 01 of a square: one neighbour differs in the first bit (the partner
 // across), the other in the second (the partner along). Chunk q(a, b) belongs to corner ab.
 void plan_square(Plan& plan, std::size_t bytes) {
-  plan.chunk_begin = grained_chunks(bytes, 4);
+  plan.chunks = grained_chunks(bytes, 4);
   const bool even = plan.rank % 2 == 0;
   const int a = plan.rank == 1 || plan.rank == 2, b = plan.rank >= 2;
   const auto q = [](int first, int second) { return first * 2 + second; };
@@ -101,7 +115,7 @@ void plan_square(Plan& plan, std::size_t bytes) {
 void plan_ring(Plan& plan, std::size_t bytes, bool quantised) {
   const std::uint32_t hops = plan.size - 1;
   const std::int64_t r = plan.rank;
-  plan.chunk_begin = grained_chunks(bytes, plan.size);
+  plan.chunks = grained_chunks(bytes, plan.size);
   plan.origins.push_back({static_cast<std::int32_t>(plan.rank), {}});
   RingStages stages(plan, 2 * hops);
   for (std::uint32_t s = 0; s < hops; ++s) {
@@ -114,7 +128,7 @@ void plan_ring(Plan& plan, std::size_t bytes, bool quantised) {
 void plan_reduce_scatter(Plan& plan, std::size_t bytes) {
   const std::uint32_t hops = plan.size - 1;
   const std::int64_t r = plan.rank;
-  plan.chunk_begin = equal_chunks(bytes, plan.size);
+  plan.chunks = equal_chunks(bytes, plan.size);
   plan.origins.push_back({static_cast<std::int32_t>(modulo(r - 1, plan.size)), {}});
   RingStages stages(plan, hops);
   for (std::uint32_t s = 0; s < hops; ++s) stages.receive(r - s - 2, true, true, s + 1 == hops);
@@ -123,7 +137,7 @@ void plan_reduce_scatter(Plan& plan, std::size_t bytes) {
 void plan_all_gather(Plan& plan, std::size_t bytes) {
   const std::uint32_t hops = plan.size - 1;
   const std::int64_t r = plan.rank;
-  plan.chunk_begin = equal_chunks(bytes, plan.size);
+  plan.chunks = equal_chunks(bytes, plan.size);
   plan.origins.push_back({static_cast<std::int32_t>(plan.rank), {}});
   RingStages stages(plan, hops);
   for (std::uint32_t t = 0; t < hops; ++t) stages.receive(r - t - 1, false, true, false);
@@ -131,7 +145,7 @@ void plan_all_gather(Plan& plan, std::size_t bytes) {
 
 void plan_broadcast(Plan& plan, std::size_t bytes, std::uint32_t root) {
   const std::uint32_t hops = plan.size - 1;
-  plan.chunk_begin = {0, bytes};
+  plan.chunks = {{0, bytes}};
   const std::uint32_t distance = modulo(std::int64_t{plan.rank} - root, plan.size);
   plan.receives.resize(hops);
   if (distance == 0) {
@@ -147,7 +161,7 @@ void plan_broadcast(Plan& plan, std::size_t bytes, std::uint32_t root) {
 }  // namespace
 
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes, bool quantised) {
+               std::size_t segment_bytes, bool quantised, Slice slice) {
   Plan plan;
   plan.rank = rank;
   plan.size = size;
@@ -167,19 +181,18 @@ Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t
       plan_broadcast(plan, bytes, root);
       break;
     case OpKind::barrier:
-      plan.chunk_begin = {0};
       break;
   }
-  std::size_t largest = 0;
-  for (std::size_t i = 0; i + 1 < plan.chunk_begin.size(); ++i) {
-    largest = std::max(largest, plan.chunk_begin[i + 1] - plan.chunk_begin[i]);
+  if (quantised) plan.segment_bytes = fitting_segment(largest(plan.chunks), segment_bytes);
+  if (slice.of > 1) {
+    for (Range& chunk : plan.chunks) chunk = sliced(chunk, slice, quantised ? plan.segment_bytes : chunk_grain);
   }
-  plan.segment_bytes = fitting_segment(largest, segment_bytes);
+  if (!quantised) plan.segment_bytes = fitting_segment(largest(plan.chunks), segment_bytes);
   for (Receive& stage : plan.receives) {
     if (stage.chunk < 0) continue;
     stage.first_bit = plan.receive_segments;
     plan.receive_segments += static_cast<std::uint32_t>(plan.segments(stage.chunk));
-    (stage.from_next ? plan.bytes_from_next : plan.bytes_from_previous) += plan.chunk_bytes(stage.chunk);
+    (stage.from_next ? plan.bytes_from_next : plan.bytes_from_previous) += plan.chunk(stage.chunk).bytes();
   }
   return plan;
 }

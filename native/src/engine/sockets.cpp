@@ -290,7 +290,7 @@ bool Engine::flush_dirty(Ns now) {
 void Engine::look_at_lanes(Ns now) {
   look_at_hints(now);
   if (!core_.has_shared() || now - last_look_ < look_every) return;
-  if (!core_.any_in_flight() && !core_.shared_in_flight()) return;
+  if (!core_.ops().any_in_flight() && !core_.shared_in_flight()) return;
   last_look_ = now;
   for (const ConnId conn : hot_) {
     const auto it = sockets_.find(conn);

@@ -76,7 +76,7 @@ void Engine::shutdown() {
     std::unique_lock lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
-    core_.fail_all(OpStatus::failed, {});
+    core_.ops().fail_all(OpStatus::failed, {});
     events_ready_.notify_all();
     ops_ready_.notify_all();
     service_wanted_.notify_all();
@@ -153,7 +153,7 @@ bool Engine::has_unsent() const {
 // Between two polls while spinning. With more peers on this host than cores, the peer that is waited for needs this
 // core; otherwise nothing else can use it.
 void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock) {
-  if (core_.peers_here() <= cores_) {
+  if (core_.epoch().spec().peers_here <= cores_) {
     pause_cpu();
     return;
   }
@@ -172,8 +172,8 @@ void Engine::notify_waiters() {
     events_ready_.notify_one();
     notified_.store(true);
   }
-  if (core_.finished_count() != reported_finished_) {
-    reported_finished_ = core_.finished_count();
+  if (core_.ops().finished_count() != reported_finished_) {
+    reported_finished_ = core_.ops().finished_count();
     if (op_waiters_ > 0) {
       ops_ready_.notify_all();
       notified_.store(true);
@@ -258,7 +258,7 @@ int Engine::poll_timeout_ms() const {
 void Engine::tick(Ns now) {
   if (now - last_tick_ < tick_every) return;
   last_tick_ = now;
-  if (now - last_ack_check_ >= ack_check_every && core_.any_in_flight()) {
+  if (now - last_ack_check_ >= ack_check_every && core_.ops().any_in_flight()) {
     last_ack_check_ = now;
     for (const LaneInfo& lane : core_.lanes()) {
       const auto it = sockets_.find(lane.conn);
@@ -309,7 +309,7 @@ std::uint64_t Engine::submit_to_drive(OpSpec spec) {
 // A large op on several paths waits for networks, and every segment of it is a chance to sleep: spinning through all of
 // them would take the core from the kernel, which has packets to move.
 Ns Engine::spin_for(const Op& op) const {
-  return core_.multipath() && !op.small ? std::min(settings_.spin, longest_spin_on_paths) : settings_.spin;
+  return core_.epoch().spec().multipath && !op.small ? std::min(settings_.spin, longest_spin_on_paths) : settings_.spin;
 }
 
 bool Engine::run(std::uint64_t id, Ns most) {
@@ -376,7 +376,7 @@ void Engine::service() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const Ns now = monotonic_now();
-    const bool just_called = now - last_drive_ < parked_after_call && !core_.any_in_flight();
+    const bool just_called = now - last_drive_ < parked_after_call && !core_.ops().any_in_flight();
     if (driving_.load() || (just_called && !wanted_)) {
       if (now - last_tick_ >= driver_is_late) poll_all(lock, 0);
       service_wanted_.wait_for(lock, std::chrono::nanoseconds(driving_.load() ? parked_for : parked_after_call));

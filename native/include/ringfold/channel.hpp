@@ -1,0 +1,192 @@
+// A channel: its own lanes to both neighbours, and the part of every op that it carries over them. Without I/O: bytes
+// and `now` in, bytes and reports out.
+//
+// A channel moves segments. It knows marks, Ready and data; what concerns an op as a whole (Open, Done, Absent, and
+// that a part has all its segments) it only reports, and the core decides (`take_reports`). What the core has decided
+// reaches it by begin(), end() and send().
+//
+// Epochs: a lane announces an epoch with a mark; frames of older epochs are drained, and a lane is not read beyond the
+// mark of an epoch that is not installed here yet.
+//
+// Early segments. A neighbour that has not called an op yet stores its segments. How much it must be able to store, and
+// how much it may be sent, is one number, by direction and over all ops together, that both sides compute from the
+// epoch's record. The sender counts what it sent of ops that the neighbour is not known to have called. Beyond the
+// limit it sends no more of them. Any frame about an op shows that its sender has called it, so most ops need no Ready.
+// But an op whose last segments are held back may wait for just that. So a peer that has received half the limit, for
+// ops of which it has sent nothing, sends Ready for those that it has called (`on_early_bytes`): the other side is held
+// back only by more than that.
+//
+// Who may touch it: one thread at a time, the one that drives it. The epoch and the advice about paths are only written
+// while nobody drives any channel.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ringfold/link.hpp"
+#include "ringfold/op.hpp"
+
+namespace ringfold {
+
+// What a channel has to say to the core.
+struct Report {
+  enum class Kind : std::uint8_t {
+    op_frame,       // a frame about an op as a whole: `part`, `from_next`, `header`, `payload`
+    part_finished,  // `part` has all its segments; the last of them came `from_next` or not
+    lane_lost,      // one of several lanes of a link: `conn`
+    link_lost,      // the last one, or the neighbour broke the protocol: `peer`, `outgoing`
+  };
+  Kind kind;
+  PartPtr part{};
+  bool from_next = false;
+  FrameHeader header{};
+  Payload payload{};
+  ConnId conn = 0;
+  PeerId peer = 0;
+  bool outgoing = false;
+  std::string text{};
+};
+
+class Channel {
+ public:
+  Channel(const EpochState& epoch, const ShareSources& advice, const Planted& planted);
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  // Lanes.
+  void add_lane(Ns now, Lane lane);
+  bool has(ConnId id) const { return links_of_lanes_.contains(id); }
+  void lost(ConnId id, std::string reason);
+  void close(ConnId id);
+  std::vector<LaneInfo> lanes() const;
+  std::vector<LaneInfo> take_new_lanes() { return std::exchange(new_lanes_, {}); }
+  std::vector<ConnId> take_closing() { return std::exchange(closing_, {}); }
+  std::vector<Report> take_reports() { return std::exchange(reports_, {}); }
+  bool has_reports() const { return !reports_.empty(); }
+
+  // Bytes; see Core.
+  std::span<std::byte> receive_space(ConnId id);
+  void received(Ns now, ConnId id, std::size_t bytes);
+  std::size_t gather(ConnId id, iovec* out, std::size_t most);
+  void sent(Ns now, ConnId id, std::size_t bytes);
+  std::vector<ConnId> take_dirty();
+  bool has_dirty() const { return !flush_.empty(); }
+  void touch(ConnId id) { flush_.add(lane(id)); }
+  void acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt);
+  // Whether payload may come on a lane; between two peers one direction of each lane is nearly silent.
+  bool expects(ConnId id) const { return !lane(id).outgoing || epoch_.size() > 2; }
+
+  // Paths.
+  std::size_t unsent_wanted(ConnId id) const { return lane(id).unsent_wanted(); }
+  bool has_shared() const { return shared_lanes_ > 0; }
+  bool shared_in_flight() const;
+  void advice_changed();
+  void advice_changed(PeerId peer);
+  std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const;
+  std::array<Rtt, max_paths> path_rtts(Ns now, PeerId peer) const;
+  std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const;
+
+  // Parts. begin() takes one up, replay() applies what came before it; in between the core has sent what it had to say
+  // about the op. After end() no lane reads from the caller's memory any more.
+  void begin(const PartPtr& part);
+  void replay(const PartPtr& part);
+  void end(const PartPtr& part, bool committed);
+  // A frame about an op as a whole.
+  void send(bool to_next, const FrameHeader& header, Payload payload);
+  // The neighbour broke the protocol, as the core found: the link is dropped.
+  void violation(bool from_next, std::string reason);
+
+  // Epochs.
+  void set_first_sequence(std::uint32_t first) { first_sequence_ = first; }
+  void forget_tags();
+  // Marks the lanes. What is held for this epoch is read with resume().
+  void install(Ns now);
+  void resume();
+
+  // Time.
+  void shift(Ns gap);
+  // For how long nothing was acknowledged on the links of a direction, and when something last came from the previous
+  // peer.
+  Ns stalled(Ns now, bool outgoing) const;
+  Ns last_received() const;
+
+  const Stats& stats() const { return stats_; }
+
+ private:
+  struct Stashed {
+    bool from_next;
+    FrameHeader header;
+    Bytes payload;
+  };
+  struct TagState {
+    std::uint32_t next = 0;  // sequence
+    PartPtr running{};
+    std::vector<Stashed> stash{};
+    std::size_t stash_bytes = 0;
+    std::size_t stashed_segments[2] = {};  // of these, the payload of segments, by direction
+  };
+
+  Lane& lane(ConnId id) { return links_of_lanes_.at(id)->lanes().at(id); }
+  const Lane& lane(ConnId id) const { return links_of_lanes_.at(id)->lanes().at(id); }
+  Link* link(bool to_next);
+  template <typename Visit>
+  void for_lanes(Visit visit);
+  void forget_lane(ConnId id);
+  void drop_link(Link& link, std::string reason);
+  void violation(Link& link, std::string reason);
+
+  void process(Lane& lane);
+  bool process_frame(Lane& lane, std::string& why);
+  bool on_frame(Lane& lane, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_mark(Lane& lane, std::uint32_t epoch, std::string& why);
+  bool on_part_frame(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
+                     std::string& why);
+  bool on_data(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
+               std::string& why);
+  bool stash(TagState& tag, const Lane& lane, const FrameHeader& header, const std::byte* payload, std::string& why);
+  TagState& tag_state(std::uint64_t tag) {
+    return tags_.try_emplace(tag, TagState{.next = first_sequence_}).first->second;
+  }
+
+  void send_ready(OpPart& part, bool to_next);
+  void on_early_bytes(bool from_next, std::size_t bytes);
+  void on_neighbour_called(OpPart& part, bool next);
+  void release_early(OpPart& part, bool to_next);
+
+  PartPtr next_part_to_send(bool to_next) const;
+  void pull(Link& link, Lane& lane);
+  OutFrame segment_frame(const PartPtr& part, Sendable item);
+  void flush_for(const OpPart& part);
+
+  const EpochState& epoch_;
+  const Planted& planted_;
+  Stats stats_;
+  FlushList flush_;
+  const LinkContext context_;
+  std::map<std::pair<PeerId, bool>, Link> links_;
+  std::map<ConnId, Link*> links_of_lanes_;
+  std::size_t shared_lanes_ = 0;
+  std::vector<LaneInfo> new_lanes_;
+  std::vector<ConnId> closing_;
+  std::vector<Report> reports_;
+
+  std::unordered_map<std::uint64_t, TagState> tags_;
+  std::uint32_t first_sequence_ = 0;
+  std::vector<PartPtr> running_;     // in the order they were called
+  std::size_t largest_segment_ = 0;  // of an op of this epoch
+  // Early segments, by direction.
+  std::size_t early_sent_[2] = {};        // to a neighbour that is not known to have called their op
+  std::size_t early_received_[2] = {};    // from one that has not received Ready of this peer
+  std::size_t stashed_segments_[2] = {};  // of these, for ops that this peer has not called
+};
+
+}  // namespace ringfold

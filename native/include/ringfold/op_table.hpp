@@ -1,0 +1,154 @@
+// The ops of this peer, from their call to their end: their tags, the evidence for them, and the verdicts.
+//
+// An op is finished with success when Done of every member has been received (evidence), or by a verdict. After a seal
+// no Done leaves and no evidence counts, until settle() has decided every op; the retryable ones start again in the
+// next epoch.
+//
+// What a channel reports about an op comes in by on_report(). A Done leaves when all parts of the op have all their
+// segments, and memory is changed or given back only after every channel has let go of it (Channel::end).
+//
+// It belongs to the core: see there who may touch it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ringfold/call_names.hpp"
+#include "ringfold/channel.hpp"
+
+namespace ringfold {
+
+struct SealedOp {
+  std::uint64_t tag;
+  std::uint32_t sequence;
+  int state;  // 0 unfinished, 1 done, 2 committed
+  std::uint64_t registrations;
+  std::optional<Payloads> payloads;
+  Descriptor descriptor;
+};
+
+struct Verdict {
+  std::uint64_t tag;
+  std::uint32_t sequence;
+  std::uint32_t fingerprint;  // of the op's descriptor
+  bool commit;
+  std::uint64_t registrations;
+  std::optional<Payloads> payloads;
+  int final;  // 0: tried again where it is retryable; 1: over
+  Bytes reason;
+};
+
+class OpTable {
+ public:
+  OpTable(EpochState& epoch, Channel& channel, EventQueue& events, const Planted& planted)
+      : epoch_(epoch), channel_(channel), events_(events), planted_(planted) {}
+
+  // Calls. Throws std::invalid_argument when the tag is in flight.
+  std::uint64_t submit(Ns now, OpSpec spec);
+  OpPtr find(std::uint64_t id) const;
+  // Only an op whose Done has not been sent can be cancelled: no rank can have committed it.
+  bool cancel(std::uint64_t id);
+  void release(std::uint64_t id);
+  // This call fails, also if it has not been made here yet.
+  void refuse(const CallName& name, Bytes reason);
+  CallNames& names() { return names_; }
+  void set_registrations(std::uint64_t count) { registrations_ = count; }
+  // Where the ops of each tag begin to count, the same with all peers. For tests, which begin shortly before it wraps.
+  void set_first_sequence(std::uint32_t first);
+
+  // Epochs.
+  std::vector<SealedOp> seal();
+  void settle(const std::vector<Verdict>& verdicts, const Bytes& default_reason);
+  // An epoch was installed: what waits starts.
+  void restart(Ns now);
+  void fail_all(OpStatus status, Bytes reason);
+  // Committed ops per tag in the installed epoch.
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> progress() const;
+
+  // What was heard about ops. on_evidence: false, with a reason, when the master breaks the protocol.
+  void on_report(Ns now, const Report& report);
+  bool on_evidence(Ns now, const std::byte* body, std::size_t bytes, std::string& why);
+  // Dones for the master.
+  std::vector<Bytes> take_dones() { return std::exchange(dones_, {}); }
+
+  // Time: this process slept; ops are late; what a heartbeat tells about ops.
+  void shift(Ns gap);
+  void check_deadlines(Ns now);
+  void announce(Ns now, Bytes& heartbeat) const;
+  // When the oldest op that runs began.
+  std::optional<Ns> oldest() const;
+  // Of the ops that ended since the last call, in bytes per second.
+  std::uint64_t take_out_rate() { return std::exchange(best_out_rate_, 0); }
+
+  bool any_in_flight() const { return !running_.empty() || !waiting_.empty(); }
+  std::vector<std::uint64_t> tags_in_flight() const;
+  std::uint64_t finished_count() const { return finished_count_; }
+  const Stats& stats() const { return stats_; }
+
+ private:
+  struct TagState {
+    std::uint32_t next = 0;  // sequence
+    OpPtr running{};
+    bool called = false;
+    // An op was cancelled here that the neighbours still wait for: the next one runs in the next epoch.
+    bool cancelled = false;
+    bool has_committed = false;
+    std::uint32_t committed = 0;
+    Descriptor committed_descriptor{};
+    std::uint64_t committed_registrations = 0;
+    std::optional<Payloads> committed_payloads{};
+  };
+
+  TagState& tag_state(std::uint64_t tag) {
+    return tags_.try_emplace(tag, TagState{.next = first_sequence_}).first->second;
+  }
+  void check_tag(std::uint64_t tag) const;
+  void start(Ns now, const OpPtr& op);
+  void begin_in_epoch(Ns now, Op& op);
+  OpPtr running_op(const PartPtr& part) const;
+
+  // Frames about an op as a whole. Each returns false with a reason when the neighbour breaks the protocol.
+  bool on_frame(Ns now, const OpPtr& op, const Report& report, std::string& why);
+  bool on_open(Op& op, const FrameHeader& header, const Payload& payload, std::string& why);
+  bool on_absent(Ns now, const OpPtr& op, const Report& report, std::string& why);
+  bool on_done(const OpPtr& op, const Report& report, std::string& why);
+  void send_absent(const Op& op, bool to_next, std::uint32_t origin);
+  void send_done(Op& op, bool to_next, std::uint32_t origin, std::uint64_t registrations);
+  void send_done_to_master(Op& op);
+
+  void local_part_done(Ns now, const OpPtr& op);
+  void check_evidence(const OpPtr& op);
+  void commit(const OpPtr& op);
+  void finish(const OpPtr& op, OpStatus status, Bytes reason);
+  void undo(const OpPtr& op);
+  void forget_tags();
+
+  EpochState& epoch_;
+  Channel& channel_;
+  EventQueue& events_;
+  const Planted& planted_;
+  Stats stats_;
+  CallNames names_;
+  BackupPool pool_;
+  std::uint64_t registrations_ = 0;
+  std::uint32_t first_sequence_ = 0;
+  std::unordered_map<std::uint64_t, TagState> tags_;
+  std::size_t called_tags_ = 0;
+  std::uint64_t next_op_ = 1;
+  std::unordered_map<std::uint64_t, OpPtr> ops_;
+  std::vector<OpPtr> running_;  // in the order they were called
+  std::vector<OpPtr> waiting_;
+  std::vector<Bytes> dones_;
+  std::uint64_t best_out_rate_ = 0;
+  std::uint64_t finished_count_ = 0;
+  bool over_ = false;
+  OpStatus over_status_ = OpStatus::failed;
+  Bytes over_reason_;
+};
+
+}  // namespace ringfold

@@ -1,0 +1,637 @@
+#include "ringfold/channel.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+namespace ringfold {
+namespace {
+
+constexpr std::size_t first_read_bytes = 64 * 1024;
+constexpr std::size_t queue_ahead_bytes = 64 * 1024;
+constexpr std::size_t queue_ahead_frames = 16;
+constexpr std::size_t max_pieces = 32;
+constexpr std::size_t max_control = 4096;  // Open, Ready and the like, of one op
+// Called by this peer and by both neighbours: each of them counts its own.
+constexpr std::size_t max_known_tags = 3 * max_tags;
+// A lane may carry frames of an epoch with larger segments than ours, up to its mark: those are drained.
+constexpr std::size_t max_payload_ever = std::size_t{64} << 20;
+
+bool intact(const FrameHeader& header, const std::byte* payload) {
+  return crc32c(payload, header.length) == header.payload_crc;
+}
+
+}  // namespace
+
+Channel::Channel(const EpochState& epoch, const ShareSources& advice, const Planted& planted)
+    : epoch_(epoch), planted_(planted), context_{epoch, advice, planted, flush_, stats_} {}
+
+// Lanes.
+
+template <typename Visit>
+void Channel::for_lanes(Visit visit) {
+  for (auto& [id, link] : links_of_lanes_) visit(*link, link->lanes().at(id));
+}
+
+Link* Channel::link(bool to_next) {
+  const auto found = links_.find({epoch_.neighbour(to_next), to_next});
+  return found == links_.end() ? nullptr : &found->second;
+}
+
+void Channel::add_lane(Ns now, Lane given) {
+  Link& link = links_.try_emplace({given.peer, given.outgoing}, given.peer, given.outgoing, context_).first->second;
+  Lane& lane = link.add(std::move(given));
+  links_of_lanes_.emplace(lane.id, &link);
+  lane.held = false;
+  lane.last_received = now;
+  lane.meter.begin(now);
+  if (!lane.tx.empty()) flush_.add(lane);
+  shared_lanes_ += lane.sharing.shared;
+  new_lanes_.push_back({lane.id, lane.outgoing, lane.peer, lane.number, lane.sharing.shared, lane.sharing.paths});
+  if (lane.sharing.epoch != 0 && lane.sharing.epoch == epoch_.number()) link.mark(lane);
+  process(lane);
+}
+
+void Channel::forget_lane(ConnId id) {
+  shared_lanes_ -= lane(id).sharing.shared;
+  links_of_lanes_.erase(id);
+  closing_.push_back(id);
+}
+
+// A lane that shares its link with others: its loss is reported as that of one connection. Otherwise the link is lost.
+void Channel::lost(ConnId id, std::string reason) {
+  Link& link = *links_of_lanes_.at(id);
+  if (!lane(id).sharing.shared || link.lanes().size() < 2) {
+    drop_link(link, std::move(reason));
+    return;
+  }
+  ++stats_.lanes_lost;
+  forget_lane(id);
+  link.remove(id);
+  reports_.push_back({.kind = Report::Kind::lane_lost, .conn = id, .text = std::move(reason)});
+}
+
+void Channel::close(ConnId id) {
+  Link& link = *links_of_lanes_.at(id);
+  forget_lane(id);
+  link.remove(id);
+  if (link.lanes().empty()) links_.erase({link.peer, link.outgoing});
+}
+
+// All lanes of the link are closed, and the loss is reported once.
+void Channel::drop_link(Link& link, std::string reason) {
+  const PeerId peer = link.peer;
+  const bool outgoing = link.outgoing;
+  for (const auto& [id, lane] : link.lanes()) forget_lane(id);
+  links_.erase({peer, outgoing});
+  reports_.push_back({.kind = Report::Kind::link_lost, .peer = peer, .outgoing = outgoing, .text = std::move(reason)});
+}
+
+void Channel::violation(Link& link, std::string reason) {  // another lane would bring the same
+  ++stats_.lane_violations;
+  drop_link(link, std::move(reason));
+}
+
+void Channel::violation(bool from_next, std::string reason) {
+  if (Link* found = link(from_next)) violation(*found, std::move(reason));
+}
+
+std::vector<LaneInfo> Channel::lanes() const {
+  std::vector<LaneInfo> out;
+  for (const auto& [id, link] : links_of_lanes_) {
+    const Lane& each = link->lanes().at(id);
+    out.push_back({id, each.outgoing, each.peer, each.number, each.sharing.shared, each.sharing.paths});
+  }
+  return out;
+}
+
+std::vector<ConnId> Channel::take_dirty() {
+  std::vector<ConnId> ids = flush_.take();
+  for (const ConnId id : ids) {
+    if (has(id)) lane(id).dirty = false;
+  }
+  return ids;
+}
+
+// Reading: the buffer holds at most one incomplete frame. Once its header is known, exactly its rest and the next
+// header are read, so that a stream of large segments is never moved in memory.
+std::span<std::byte> Channel::receive_space(ConnId id) {
+  Lane& from = lane(id);
+  if (from.held) return {};
+  std::size_t want = first_read_bytes;
+  FrameHeader header;
+  if (const std::size_t have = from.rx.size(); have >= sizeof header) {
+    std::memcpy(&header, from.rx.data(), sizeof header);
+    want = sizeof header + header.length - have + sizeof header;
+    // Larger than any frame of this epoch: it will only be drained, and takes as much memory as has come, not as it
+    // announces.
+    if (header.length > epoch_.frame_limit()) want = std::min(want, first_read_bytes);
+  }
+  return from.rx.space(want);
+}
+
+void Channel::received(Ns now, ConnId id, std::size_t bytes) {
+  Lane& from = lane(id);
+  from.rx.filled(bytes);
+  from.last_received = now;
+  from.received_total += bytes;
+  stats_.received_bytes += bytes;
+  process(from);
+}
+
+void Channel::process(Lane& from) {
+  std::string why;
+  while (!from.held && process_frame(from, why)) {
+  }
+  if (!why.empty()) violation(*links_of_lanes_.at(from.id), std::move(why));
+}
+
+// False: there is no whole frame, or, with a reason, the neighbour breaks the protocol.
+bool Channel::process_frame(Lane& from, std::string& why) {
+  FrameHeader header;
+  const std::size_t have = from.rx.size();
+  if (have < sizeof header) return false;
+  std::memcpy(&header, from.rx.data(), sizeof header);
+  if (header.magic != lane_magic || header.version != lane_version || header.header_crc != header.crc()) {
+    why = "not a lane frame (magic, version or header checksum)";
+    return false;
+  }
+  if (header.length > (header.epoch == epoch_.number() ? epoch_.frame_limit() : max_payload_ever)) {
+    why = "a lane frame of " + std::to_string(header.length) + " bytes";
+    return false;
+  }
+  if (have < sizeof header + header.length) return false;
+  const std::byte* payload = from.rx.data() + sizeof header;
+  from.rx.consume(sizeof header + header.length);
+  if (header.kind == LaneFrame::applied) {
+    if (from.sharing.shared && from.flights.applied(header.offset)) return true;
+    why = "it has applied " + std::to_string(header.offset) + " frames, but " + std::to_string(from.flights.sent()) +
+          " were sent";
+    return false;
+  }
+  if (!on_frame(from, header, payload, why)) return false;
+  if (from.sharing.shared && from.flights.came(header.length)) {
+    FrameHeader report;
+    report.kind = LaneFrame::applied;
+    report.epoch = from.mark_sent;
+    report.offset = from.flights.report();
+    from.queue_control(report, {});
+    flush_.add(from);
+  }
+  return true;
+}
+
+// Frames. Each returns false with a reason when the neighbour breaks the protocol.
+
+bool Channel::on_mark(Lane& from, std::uint32_t epoch, std::string& why) {
+  if (epoch <= from.mark_seen) {
+    why = "the mark of epoch " + std::to_string(epoch) + " after that of " + std::to_string(from.mark_seen);
+    return false;
+  }
+  from.mark_seen = epoch;
+  from.held = epoch > epoch_.number();
+  return true;
+}
+
+bool Channel::on_frame(Lane& from, const FrameHeader& header, const std::byte* payload, std::string& why) {
+  if (header.kind == LaneFrame::mark) return on_mark(from, header.epoch, why);
+  if (header.epoch != from.mark_seen) {
+    why = "a frame of epoch " + std::to_string(header.epoch) + " after the mark of " + std::to_string(from.mark_seen);
+    return false;
+  }
+  if ((header.epoch != epoch_.number() || epoch_.is_sealed()) && !planted_.accept_old_epoch) {
+    ++stats_.drained;
+    return true;
+  }
+  const bool known =
+      (header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready) || header.kind == LaneFrame::absent;
+  if (!known || (header.kind == LaneFrame::open && from.outgoing)) {
+    why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
+    return false;
+  }
+  if (tags_.size() >= max_known_tags && !tags_.contains(header.tag)) {
+    why = "more than " + std::to_string(max_known_tags) + " tags";
+    return false;
+  }
+  TagState& tag = tag_state(header.tag);
+  const bool confused = planted_.apply_finished && tag.running && is_before(header.sequence, tag.running->op.sequence);
+  if (tag.running && (header.sequence == tag.running->op.sequence || confused)) {
+    return on_part_frame(tag.running, from.outgoing, header, payload, why);
+  }
+  if (is_before(header.sequence, tag.next)) {
+    ++stats_.drained;
+    return true;
+  }
+  return stash(tag, from, header, payload, why);
+}
+
+// A frame of an op that is not called here yet.
+bool Channel::stash(TagState& tag, const Lane& from, const FrameHeader& header, const std::byte* payload,
+                    std::string& why) {
+  const bool from_next = from.outgoing;
+  const auto same = [&](const Stashed& other) {
+    return other.from_next == from_next && other.header.kind == header.kind && other.header.stage == header.stage &&
+           other.header.offset == header.offset && other.header.origin == header.origin;
+  };
+  if (from.sharing.shared && std::any_of(tag.stash.begin(), tag.stash.end(), same)) {
+    ++stats_.duplicates;  // it came again over another lane
+    return true;
+  }
+  // Of each op: a segment from both sides, the payloads of a small one, and Open, Ready and Dones without a payload. Of
+  // all ops together: segments up to the limit that the sender knows, too. The payloads of small ops are limited by
+  // their tags.
+  const bool is_segment = header.kind == LaneFrame::data;
+  const std::size_t early = is_segment ? header.length : 0;
+  const std::size_t of_tag =
+      2 * epoch_.frame_limit() + epoch_.size() * (epoch_.spec().small_bytes + sizeof header) + max_control;
+  const bool is_too_much = tag.stash_bytes + header.length + sizeof header > of_tag ||
+                           stashed_segments_[from_next] + early > epoch_.early_limit() ||
+                           (!is_segment && header.length > sizeof(Descriptor) &&
+                            std::size_t{header.length} * epoch_.size() > max_payload_bytes(header.tag));
+  if (header.sequence != tag.next || is_too_much) {
+    why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
+    return false;
+  }
+  if (!intact(header, payload)) {
+    why = "a frame with a wrong checksum";
+    return false;
+  }
+  tag.stash.push_back({from_next, header, Bytes(payload, payload + header.length)});
+  tag.stash_bytes += header.length + sizeof header;
+  tag.stashed_segments[from_next] += early;
+  stashed_segments_[from_next] += early;
+  on_early_bytes(from_next, early);
+  return true;
+}
+
+bool Channel::on_part_frame(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
+                            std::string& why) {
+  on_neighbour_called(*part, from_next);
+  if (header.kind == LaneFrame::ready) return true;
+  if (header.kind == LaneFrame::data) return on_data(part, from_next, header, payload, why);
+  if (!intact(header, payload)) {
+    why = "a frame with a wrong checksum";
+    return false;
+  }
+  reports_.push_back({.kind = Report::Kind::op_frame,
+                      .part = part,
+                      .from_next = from_next,
+                      .header = header,
+                      .payload = Bytes(payload, payload + header.length)});
+  return true;
+}
+
+bool Channel::on_data(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
+                      std::string& why) {
+  const Op& op = part->op;
+  if (header.fingerprint != op.fingerprint) return true;  // its descriptor shows that, and the op ends by a verdict
+  if (!intact(header, payload)) {
+    why = "a segment with a wrong checksum";
+    return false;
+  }
+  if (op.small) {
+    why = "a segment for an op that travels inside Done";
+    return false;
+  }
+  const bool was_finished = part->is_finished();
+  switch (part->apply(from_next, header.stage, header.offset, payload, header.length, header.payload_crc,
+                      header.contributors, planted_.apply_duplicate)) {
+    case OpPart::Applied::invalid:
+      why = "a segment that is in nobody's plan";
+      return false;
+    case OpPart::Applied::duplicate:
+      ++stats_.duplicates;
+      return true;
+    case OpPart::Applied::yes:
+      break;
+  }
+  part->received_bytes += header.length;
+  if (!part->ready_sent[from_next]) {
+    part->early_received[from_next] += header.length;
+    on_early_bytes(from_next, header.length);
+  }
+  flush_for(*part);
+  if (!was_finished && part->is_finished()) {
+    reports_.push_back({.kind = Report::Kind::part_finished, .part = part, .from_next = from_next});
+  }
+  return true;
+}
+
+// Parts.
+
+void Channel::begin(const PartPtr& part) {
+  const Op& op = part->op;
+  TagState& tag = tag_state(op.spec.tag);
+  tag.next = op.sequence + 1;
+  tag.running = part;
+  largest_segment_ = std::max(largest_segment_, part->plan().segment_bytes);
+  if (running_.empty()) {
+    for (auto& [key, link] : links_) link.forgive_credits(largest_segment_);
+  }
+  running_.push_back(part);
+  for (const bool from_next : {false, true}) {
+    part->early_received[from_next] = std::exchange(tag.stashed_segments[from_next], 0);
+    stashed_segments_[from_next] -= part->early_received[from_next];
+    const std::size_t expected = from_next ? part->plan().bytes_from_next : part->plan().bytes_from_previous;
+    if (op.small) continue;
+    // Up to a segment it may all come early, unless much has come early already.
+    if (expected > epoch_.spec().segment_bytes || 2 * early_received_[from_next] > epoch_.early_limit()) {
+      send_ready(*part, from_next);
+    }
+  }
+}
+
+void Channel::replay(const PartPtr& part) {
+  TagState& tag = tag_state(part->op.spec.tag);
+  if (tag.running != part) return;
+  flush_for(*part);
+  const std::vector<Stashed> stashed = std::exchange(tag.stash, {});
+  tag.stash_bytes = 0;
+  for (const bool from_next : {false, true}) {
+    // Counted when they came, and again below, as what comes to an op that runs.
+    early_received_[from_next] -= std::exchange(part->early_received[from_next], 0);
+  }
+  for (const Stashed& frame : stashed) {
+    std::string why;
+    if (on_part_frame(part, frame.from_next, frame.header, frame.payload.data(), why)) continue;
+    violation(frame.from_next, std::move(why));
+    return;
+  }
+}
+
+void Channel::end(const PartPtr& part, bool committed) {
+  for_lanes([&](Link&, Lane& each) { each.detach(*part); });
+  for (const bool direction : {false, true}) {
+    early_received_[direction] -= std::exchange(part->early_received[direction], 0);
+    // Of an op that starts again the neighbour keeps it until the epoch ends: it stays in `early_sent_`.
+    if (committed) release_early(*part, direction);
+    else part->early_sent[direction] = 0;
+  }
+  std::erase(running_, part);
+  const auto tag = tags_.find(part->op.spec.tag);
+  if (tag != tags_.end() && tag->second.running == part) tag->second.running = nullptr;
+}
+
+void Channel::send(bool to_next, const FrameHeader& header, Payload payload) {
+  if (Link* found = link(to_next)) found->send(header, std::move(payload));
+}
+
+// Early segments.
+
+void Channel::send_ready(OpPart& part, bool to_next) {
+  if (std::exchange(part.ready_sent[to_next], true)) return;
+  early_received_[to_next] -= std::exchange(part.early_received[to_next], 0);
+  send(to_next, part.op.header(LaneFrame::ready), {});
+}
+
+// Early segments came. If they are many, the neighbour may be held back by them: it gets Ready for all ops that are
+// called here.
+void Channel::on_early_bytes(bool from_next, std::size_t bytes) {
+  early_received_[from_next] += bytes;
+  if (2 * early_received_[from_next] <= epoch_.early_limit()) return;
+  for (const PartPtr& part : running_) {
+    if (!part->op.small) send_ready(*part, from_next);
+  }
+}
+
+// A frame about an op came from a neighbour, so it has called the op. Between two peers both neighbours are one.
+void Channel::on_neighbour_called(OpPart& part, bool next) {
+  for (const bool to_next : {false, true}) {
+    if (part.peer_ready[to_next] || (to_next != next && epoch_.size() > 2)) continue;
+    part.peer_ready[to_next] = true;
+    release_early(part, to_next);
+    flush_for(part);
+  }
+}
+
+// What was sent early of an op counts no longer. Others that were held back by it may go on.
+void Channel::release_early(OpPart& part, bool to_next) {
+  const std::size_t released = std::exchange(part.early_sent[to_next], 0);
+  if (released == 0) return;
+  const bool was_full = early_sent_[to_next] + epoch_.frame_limit() > epoch_.early_limit();
+  early_sent_[to_next] -= released;
+  if (!was_full) return;
+  for_lanes([&](const Link& link, Lane& each) {
+    if (link.outgoing == to_next) flush_.add(each);
+  });
+}
+
+// Sending: frames that have begun, then control, then segments pulled from the oldest op that may send.
+
+PartPtr Channel::next_part_to_send(bool to_next) const {
+  if (epoch_.is_sealed()) return nullptr;
+  for (const PartPtr& part : running_) {
+    if (!part->has_sendable(to_next)) continue;
+    const std::size_t sent = part->eager_sent[to_next];
+    const Sendable& next = part->next_sendable(to_next);
+    if (part->peer_ready[to_next] || next.again) return part;
+    const bool is_eager = sent == 0 || sent + next.length <= epoch_.spec().segment_bytes;
+    const bool is_kept =
+        early_sent_[to_next] + next.travelling_bytes() <= epoch_.early_limit() || planted_.early_unlimited;
+    if (is_eager && is_kept) return part;
+  }
+  return nullptr;
+}
+
+void Channel::flush_for(const OpPart& part) {
+  for_lanes([&](const Link& link, Lane& each) {
+    if (part.has_sendable(link.outgoing)) flush_.add(each);
+  });
+}
+
+OutFrame Channel::segment_frame(const PartPtr& part, Sendable item) {
+  OutFrame frame;
+  frame.part = part;
+  frame.item = std::move(item);
+  frame.header = part->op.header(LaneFrame::data);
+  frame.header.stage = frame.item.stage;
+  frame.header.offset = frame.item.offset;
+  frame.header.length = frame.item.travelling_bytes();
+  frame.header.contributors = frame.item.contributors;
+  frame.header.payload_crc = frame.item.crc_known ? frame.item.crc : part->crc_of(frame.item);
+  frame.header.header_crc = frame.header.crc();
+  frame.has_header = true;
+  frame.total = sizeof(FrameHeader) + frame.header.length;
+  // What goes again is copied: the first one may have arrived, and its memory may be overwritten at any time. And a
+  // segment of very many arrays is copied once, instead of being gathered for each write.
+  bool is_copied = frame.item.again;
+  if (!is_copied && part->op.spec.spans.size() > max_pieces) {
+    std::vector<Piece> pieces;
+    part->pieces(frame.item, pieces);
+    is_copied = pieces.size() > max_pieces;
+  }
+  if (is_copied) frame.copy_segment();
+  return frame;
+}
+
+void Channel::pull(Link& link, Lane& to) {
+  const bool to_next = link.outgoing;
+  // Among several lanes nothing is decided earlier than it must be.
+  const std::size_t max_frames = to.sharing.shared ? 1 : queue_ahead_frames;
+  while (to.tx.bytes() < queue_ahead_bytes && to.tx.size() < max_frames) {
+    const PartPtr part = next_part_to_send(to_next);
+    if (part == nullptr && link.reissue(to)) continue;
+    if (part == nullptr) return;
+    if (!link.may_take(to, *part) && link.leave_to_others(to, *part)) return;
+    Sendable item = part->take_sendable(to_next);
+    if (item.again && part->superseded(item)) continue;
+    if (planted_.apply_duplicate && !item.again && item.offset % 3 == 1) part->resend(to_next, item);
+    const std::uint32_t length = item.travelling_bytes();
+    if (!item.again) part->eager_sent[to_next] += item.length;
+    if (!item.again && !part->peer_ready[to_next]) {
+      part->early_sent[to_next] += length;
+      early_sent_[to_next] += length;
+    }
+    link.count_assigned(to, *part, length);
+    part->sent_bytes += length;
+    to.tx.push(segment_frame(part, std::move(item)));
+  }
+}
+
+std::size_t Channel::gather(ConnId id, iovec* out, std::size_t most) {
+  Lane& to = lane(id);
+  if (to.mark_sent == epoch_.number()) pull(*links_of_lanes_.at(id), to);
+  return to.tx.gather(out, most);
+}
+
+void Channel::sent(Ns now, ConnId id, std::size_t bytes) {
+  Lane& to = lane(id);
+  stats_.sent_bytes += bytes;
+  to.meter.sent(now, bytes);
+  to.tx.sent(bytes, [&](OutFrame& frame, std::size_t left) {
+    if (to.sharing.shared && frame.has_header) to.flights.note_sent(frame, to.meter.sent_total() - left);
+  });
+  if (to.sharing.shared && to.flights.are_too_many(to.meter.sent_total())) {
+    violation(*links_of_lanes_.at(id), "it takes frames, but reports none of them");
+  }
+}
+
+void Channel::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt) {
+  Lane& of = lane(id);
+  of.meter.acknowledged(now, unacknowledged, rtt, min_rtt, !of.tx.empty(), of.sharing.shared);
+  // An idle lane checks again whether to take over from this one.
+  if (of.sharing.shared && unacknowledged > 0) links_of_lanes_.at(id)->flush_idle(&of);
+}
+
+// Epochs.
+
+// Early segments belong to the epoch: after it they are counted no more.
+void Channel::forget_tags() {
+  tags_.clear();
+  for (const bool direction : {false, true}) {
+    early_sent_[direction] = early_received_[direction] = stashed_segments_[direction] = 0;
+  }
+}
+
+void Channel::install(Ns now) {
+  assert(running_.empty());
+  largest_segment_ = 0;
+  forget_tags();
+  for (auto& [key, link] : links_) link.install(now);
+}
+
+void Channel::resume() {
+  std::vector<ConnId> held;
+  for_lanes([&](const Link&, const Lane& each) {
+    if (each.held && each.mark_seen <= epoch_.number()) held.push_back(each.id);
+  });
+  for (const ConnId id : held) {
+    if (!has(id)) continue;  // its link was dropped for what another lane brought
+    lane(id).held = false;
+    process(lane(id));
+  }
+}
+
+// Time.
+
+void Channel::shift(Ns gap) {
+  for_lanes([&](const Link&, Lane& each) {
+    each.last_received += gap;
+    each.meter.shift(gap);
+  });
+}
+
+// A link moves while one of its lanes does, or has nothing to do.
+Ns Channel::stalled(Ns now, bool outgoing) const {
+  bool any = false;
+  Ns least = 0;
+  for (const auto& [key, link] : links_) {
+    if (link.outgoing != outgoing) continue;
+    for (const auto& [id, each] : link.lanes()) {
+      const bool waits = each.meter.unacknowledged() > 0 || !each.tx.empty();
+      const Ns since = waits ? now - each.meter.last_acknowledged() : 0;
+      least = any ? std::min(least, since) : since;
+      any = true;
+    }
+  }
+  return std::max<Ns>(least, 0);
+}
+
+Ns Channel::last_received() const {
+  Ns last = 0;
+  for (const auto& [key, link] : links_) {
+    if (link.outgoing) continue;
+    for (const auto& [id, each] : link.lanes()) last = std::max(last, each.last_received);
+  }
+  return last;
+}
+
+// Paths.
+
+bool Channel::shared_in_flight() const {
+  if (shared_lanes_ == 0) return false;
+  return std::any_of(links_.begin(), links_.end(), [](const auto& each) {
+    const auto& lanes = each.second.lanes();
+    return std::any_of(lanes.begin(), lanes.end(),
+                       [](const auto& one) { return one.second.sharing.shared && one.second.meter.in_flight() > 0; });
+  });
+}
+
+void Channel::advice_changed() {
+  for_lanes([&](const Link&, Lane& each) {
+    if (each.sharing.paths > 1 && each.tx.empty()) flush_.add(each);
+  });
+}
+
+void Channel::advice_changed(PeerId peer) {
+  for_lanes([&](const Link& link, Lane& each) {
+    if (link.peer == peer) flush_.add(each);
+  });
+}
+
+std::array<std::uint64_t, max_paths> Channel::path_rates(Ns now, PeerId peer) const {
+  std::array<std::uint64_t, max_paths> rates{};
+  const auto found = links_.find({peer, true});
+  if (found == links_.end()) return rates;
+  for (const auto& [id, each] : found->second.lanes()) rates[each.sharing.path] += each.meter.recent_rate(now);
+  return rates;
+}
+
+// Of several lanes: the mean of their smoothed RTTs, and the minimum of their minima.
+std::array<Rtt, max_paths> Channel::path_rtts(Ns now, PeerId peer) const {
+  std::array<Rtt, max_paths> rtts{};
+  std::array<Ns, max_paths> counted{};
+  for (const bool outgoing : {false, true}) {
+    const auto found = links_.find({peer, outgoing});
+    if (found == links_.end()) continue;
+    for (const auto& [id, each] : found->second.lanes()) {
+      const Rtt its = each.meter.recent_rtt(now);
+      if (!each.sharing.shared || its.smoothed == 0) continue;
+      Rtt& rtt = rtts[each.sharing.path];
+      rtt.smoothed += its.smoothed;
+      ++counted[each.sharing.path];
+      if (its.min > 0 && (rtt.min == 0 || its.min < rtt.min)) rtt.min = its.min;
+    }
+  }
+  for (std::size_t path = 0; path < max_paths; ++path) {
+    if (counted[path] > 0) rtts[path].smoothed /= counted[path];
+  }
+  return rtts;
+}
+
+std::array<std::uint64_t, max_paths> Channel::path_bytes(bool to_next) const {
+  if (epoch_.size() == 0) return {};
+  const auto found = links_.find({epoch_.neighbour(to_next), to_next});
+  return found == links_.end() ? std::array<std::uint64_t, max_paths>{} : found->second.path_bytes();
+}
+
+}  // namespace ringfold

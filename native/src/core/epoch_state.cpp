@@ -1,0 +1,29 @@
+#include "ringfold/epoch_state.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringfold {
+
+void EpochState::install(EpochSpec spec) {
+  spec_ = std::move(spec);
+  spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
+  sealed_ = false;
+}
+
+std::size_t EpochState::frame_limit() const {
+  return std::max({spec_.segment_bytes, spec_.small_bytes, sizeof(Descriptor)});
+}
+
+std::size_t EpochState::early_limit() const {
+  constexpr std::size_t most = std::size_t{64} << 20, segments = 64, min_segments = 4;
+  return std::max(std::min(segments * frame_limit(), most), min_segments * frame_limit());
+}
+
+EpochState::Journey EpochState::journey(std::uint32_t origin, bool from_next) const {
+  const std::uint32_t n = spec_.size;
+  const std::uint32_t travelled = from_next ? (origin + n - spec_.rank) % n : (spec_.rank + n - origin) % n;
+  return {travelled, from_next ? (n - 1) / 2 : n / 2};
+}
+
+}  // namespace ringfold

@@ -1,0 +1,515 @@
+#include "ringfold/op_table.hpp"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <tuple>
+
+namespace ringfold {
+namespace {
+
+constexpr Ns millisecond = 1'000'000;
+constexpr std::size_t min_timed_bytes = std::size_t{4} << 20;  // of payload: less does not show a link's rate
+constexpr std::uint32_t no_payload = 0xffff'ffff;  // in evidence, instead of a length: the rank contributes nothing
+constexpr Ns announce_after = 100 * millisecond;   // younger ops are not reported
+constexpr std::size_t max_announced = 64;
+
+}  // namespace
+
+// Calls.
+
+void OpTable::check_tag(std::uint64_t tag) const {
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) {
+      if (op->spec.tag == tag) throw std::invalid_argument("an op with this tag is in flight");
+    }
+  }
+  const auto known = tags_.find(tag);
+  if (called_tags_ >= max_tags && (known == tags_.end() || !known->second.called)) {
+    throw std::invalid_argument("more than 4096 different tags in one epoch: use a tag again once its op is done");
+  }
+}
+
+std::uint64_t OpTable::submit(Ns now, OpSpec spec) {
+  check_tag(spec.tag);
+  names_.name(spec);
+  const std::uint64_t id = next_op_++;
+  const auto op = std::make_shared<Op>(id, std::move(spec));
+  op->started = now;
+  op->deadline = now + op->spec.timeout;
+  ops_.emplace(id, op);
+  const auto known = tags_.find(op->spec.tag);
+  if (over_) {
+    finish(op, over_status_, over_reason_);
+  } else if (auto refusal = names_.take_refusal(op->spec)) {
+    op->epoch = refusal->epoch;
+    finish(op, OpStatus::aborted, std::move(refusal->reason));
+  } else if (epoch_.is_sealed() || (known != tags_.end() && known->second.cancelled)) {
+    waiting_.push_back(op);
+  } else {
+    try {
+      start(now, op);
+    } catch (...) {
+      ops_.erase(id);
+      if (!op->spec.again) names_.forget(op->spec);
+      throw;
+    }
+  }
+  return id;
+}
+
+void OpTable::set_first_sequence(std::uint32_t first) {
+  first_sequence_ = first;
+  channel_.set_first_sequence(first);
+}
+
+// The op's place in the epoch. Memory first: if there is none, the tag's sequence has not moved.
+void OpTable::begin_in_epoch(Ns now, Op& op) {
+  const EpochSpec& spec = epoch_.spec();
+  op.start({spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath}, pool_);
+  TagState& tag = tag_state(op.spec.tag);
+  called_tags_ += !std::exchange(tag.called, true);
+  op.sequence = tag.next++;
+  op.epoch = spec.epoch;
+  op.started = now;
+  op.deadline = now + op.spec.timeout;
+}
+
+void OpTable::start(Ns now, const OpPtr& op) {
+  const EpochSpec& spec = epoch_.spec();
+  if (spec.size < 2) {
+    op->result.contributors = spec.members;
+    finish(op, OpStatus::too_few, {});
+    return;
+  }
+#ifdef RINGFOLD_PLANTED
+  op->divide_by_size = planted_.divide_by_size;
+#endif
+  begin_in_epoch(now, *op);
+  tag_state(op->spec.tag).running = op;
+  running_.push_back(op);
+  const bool whole_through_master = op->small && spec.evidence_by_master;
+  if (!whole_through_master) channel_.send(true, op->header(LaneFrame::open), raw(op->descriptor));
+  const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
+  for (const PartPtr& part : parts) channel_.begin(part);
+  if (op->small) op->payloads[spec.rank] = op->own_payload();
+  if (!op->small && op->is_absent(spec.rank)) {
+    send_absent(*op, true, spec.rank);
+    if (spec.size > 2) send_absent(*op, false, spec.rank);
+  }
+  if (op->small || op->local_part_finished()) local_part_done(now, op);
+  for (const PartPtr& part : parts) channel_.replay(part);
+}
+
+OpPtr OpTable::find(std::uint64_t id) const {
+  const auto it = ops_.find(id);
+  return it == ops_.end() ? nullptr : it->second;
+}
+
+bool OpTable::cancel(std::uint64_t id) {
+  const OpPtr op = find(id);
+  if (op == nullptr || op->state == OpState::finished) return true;
+  if (op->state == OpState::done || (op->state == OpState::running && op->small)) return false;
+  if (op->state == OpState::running) {
+    undo(op);
+    tag_state(op->spec.tag).cancelled = true;
+    events_.push(
+        {.kind = Event::Kind::op_cancelled, .epoch = op->epoch, .tag = op->spec.tag, .sequence = op->sequence});
+  }
+  names_.forget(op->spec);  // the others wait for this call
+  finish(op, OpStatus::cancelled, {});
+  return true;
+}
+
+void OpTable::release(std::uint64_t id) {
+  const OpPtr op = find(id);
+  if (op != nullptr && op->state == OpState::finished) ops_.erase(id);
+}
+
+void OpTable::refuse(const CallName& name, Bytes reason) {
+  for (const OpPtr& each : waiting_) {
+    if (std::tie(each->spec.tag, each->spec.step, each->spec.call) != name) continue;
+    const OpPtr op = each;  // NOLINT(performance-unnecessary-copy-initialization): `finish` removes it from waiting_
+    op->epoch = epoch_.number();
+    finish(op, OpStatus::aborted, std::move(reason));
+    return;
+  }
+  names_.refuse(name, {epoch_.number(), std::move(reason)});
+}
+
+std::vector<std::uint64_t> OpTable::tags_in_flight() const {
+  std::vector<std::uint64_t> out;
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) out.push_back(op->spec.tag);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// What was heard.
+
+OpPtr OpTable::running_op(const PartPtr& part) const {
+  const auto found = std::find_if(running_.begin(), running_.end(), [&](const OpPtr& op) {
+    return std::find(op->parts.begin(), op->parts.end(), part) != op->parts.end();
+  });
+  return found == running_.end() ? nullptr : *found;
+}
+
+// Between a channel's report and this, the op may have ended, or the epoch: then it means nothing any more.
+void OpTable::on_report(Ns now, const Report& report) {
+  const OpPtr op = running_op(report.part);
+  if (op == nullptr || (epoch_.is_sealed() && !planted_.accept_old_epoch)) return;
+  std::string why;
+  if (report.kind == Report::Kind::part_finished) {
+    if (!op->part_finished(*report.part)) why = "a value of more contributors than there are";
+    else if (op->state == OpState::running && op->local_part_finished()) local_part_done(now, op);
+  } else {
+    on_frame(now, op, report, why);
+  }
+  if (!why.empty()) channel_.violation(report.from_next, std::move(why));
+}
+
+bool OpTable::on_frame(Ns now, const OpPtr& op, const Report& report, std::string& why) {
+  const FrameHeader& header = report.header;
+  if (header.kind == LaneFrame::open) return on_open(*op, header, report.payload, why);
+  if (header.fingerprint != op->fingerprint) return true;  // its descriptor shows that, and the op ends by a verdict
+  if (header.kind == LaneFrame::absent) return on_absent(now, op, report, why);
+  return on_done(op, report, why);
+}
+
+bool OpTable::on_open(Op& op, const FrameHeader& header, const Payload& payload, std::string& why) {
+  if (header.length != sizeof(Descriptor)) {
+    why = "a broken descriptor";
+    return false;
+  }
+  if (header.fingerprint == op.fingerprint || std::exchange(op.mismatch_reported, true)) return true;
+  Event event{.kind = Event::Kind::mismatch,
+              .peer = epoch_.neighbour(false),
+              .epoch = op.epoch,
+              .tag = header.tag,
+              .sequence = header.sequence};
+  event.body = raw(op.descriptor);
+  event.other = Bytes(payload.data(), payload.data() + payload.size());
+  events_.push(std::move(event));
+  return true;
+}
+
+// The ranks that contribute nothing. The count of the final value determines how many there are.
+bool OpTable::on_absent(Ns now, const OpPtr& op, const Report& report, std::string& why) {
+  const FrameHeader& header = report.header;
+  const bool is_rank = header.origin < epoch_.size() && header.origin != epoch_.rank();
+  if (!is_rank || header.length != 0 || op->small || !op->reduces()) {
+    why = "a rank that cannot be absent";
+    return false;
+  }
+  if (op->is_absent(header.origin)) return true;
+  const auto journey = epoch_.journey(header.origin, report.from_next);
+  if (journey.travelled > journey.reach || !op->set_absent(header.origin)) {
+    why = "a rank that is absent, although it contributed or is too far away";
+    return false;
+  }
+  if (journey.travelled < journey.reach) send_absent(*op, !report.from_next, header.origin);
+  if (op->state == OpState::running && op->local_part_finished()) local_part_done(now, op);
+  return true;
+}
+
+void OpTable::send_absent(const Op& op, bool to_next, std::uint32_t origin) {
+  FrameHeader header = op.header(LaneFrame::absent);
+  header.origin = origin;
+  channel_.send(to_next, header, {});
+}
+
+bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
+  const FrameHeader& header = report.header;
+  if (header.origin >= epoch_.size() || header.origin == epoch_.rank()) {
+    why = "a broken Done";
+    return false;
+  }
+  const bool silent = !op->small || (op->spec.kind == OpKind::broadcast && header.origin != op->spec.root);
+  const bool contributes = header.contributors > 0 || silent || !op->reduces();
+  if (header.length != (silent || !contributes ? 0 : op->bytes)) {
+    why = "a Done with " + std::to_string(header.length) + " bytes";
+    return false;
+  }
+  if (op->dones[header.origin]) return true;
+  const auto journey = epoch_.journey(header.origin, report.from_next);
+  if (journey.travelled > journey.reach) {
+    why = "a Done that went too far";
+    return false;
+  }
+  if (op->small) {
+    if (contributes) op->payloads[header.origin] = report.payload;
+    op->result.received_bytes += header.length;
+  }
+  op->dones[header.origin] = true;
+  ++op->done_count;
+  op->registrations = std::max(op->registrations, header.registrations);
+  if (journey.travelled < journey.reach) send_done(*op, !report.from_next, header.origin, header.registrations);
+  check_evidence(op);
+  return true;
+}
+
+bool OpTable::on_evidence(Ns, const std::byte* body, std::size_t bytes, std::string& why) {
+  Reader reader(body, bytes);
+  std::uint32_t epoch = 0, sequence = 0, fingerprint = 0;
+  std::uint64_t tag = 0, registrations = 0;
+  std::uint16_t count = 0;
+  bool whole = reader.get(epoch) && reader.get(tag) && reader.get(sequence) && reader.get(fingerprint) &&
+               reader.get(registrations) && reader.get(count);
+  std::vector<std::uint32_t> lengths(count);
+  for (std::uint32_t& length : lengths) whole = whole && reader.get(length);
+  Payloads payloads;
+  for (const std::uint32_t length : lengths) {
+    const std::byte* at = reader.at();
+    const bool is_there = length != no_payload;
+    whole = whole && reader.skip(is_there ? length : 0);
+    if (whole) payloads.push_back(is_there ? Payload(Bytes(at, at + length)) : Payload());
+  }
+  if (!whole) {
+    why = "broken evidence";
+    return false;
+  }
+  if (epoch != epoch_.number() || epoch_.is_sealed()) return true;
+  const auto found = tags_.find(tag);
+  if (found == tags_.end() || !found->second.running || found->second.running->sequence != sequence) return true;
+  const OpPtr op = found->second.running;
+  if (count != epoch_.size() || fingerprint != op->fingerprint) return true;
+  if (op->small) op->payloads = std::move(payloads);
+  op->dones.assign(epoch_.size(), true);
+  op->done_count = epoch_.size();
+  op->registrations = std::max(op->registrations, registrations);
+  check_evidence(op);
+  return true;
+}
+
+// Evidence.
+
+void OpTable::local_part_done(Ns now, const OpPtr& op) {
+  if (!op->small) op->state = OpState::done;
+  const std::uint64_t out_bytes = op->sent_to_next();
+  if (out_bytes >= min_timed_bytes && op->absent_count() == 0) {
+    const double seconds = static_cast<double>(std::max<Ns>(now - op->started, 1)) / 1e9;
+    best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
+  }
+  op->dones[epoch_.rank()] = true;
+  ++op->done_count;
+  op->registrations = std::max(op->registrations, registrations_);
+  if (epoch_.spec().evidence_by_master) {
+    send_done_to_master(*op);
+  } else {
+    send_done(*op, true, epoch_.rank(), registrations_);
+    if (epoch_.size() > 2) send_done(*op, false, epoch_.rank(), registrations_);
+  }
+  check_evidence(op);
+}
+
+void OpTable::send_done_to_master(Op& op) {
+  Bytes body;
+  body.reserve(sizeof(FrameHeader) + (op.small ? op.bytes : 0));
+  put(body, epoch_.number());
+  put(body, op.spec.tag);
+  put(body, op.sequence);
+  put(body, epoch_.rank());
+  put(body, op.descriptor);
+  put(body, registrations_);
+  put(body, static_cast<std::uint8_t>(!op.small || op.payloads[epoch_.rank()].is_there()));
+  if (op.small) {
+    const Payload& payload = op.payloads[epoch_.rank()];
+    body.insert(body.end(), payload.data(), payload.data() + payload.size());
+    op.result.sent_bytes += payload.size();
+  }
+  dones_.push_back(std::move(body));
+}
+
+void OpTable::send_done(Op& op, bool to_next, std::uint32_t origin, std::uint64_t registrations) {
+  FrameHeader header = op.header(LaneFrame::done);
+  header.origin = origin;
+  header.registrations = registrations;
+  Payload payload;
+  if (op.small) payload = op.payloads[origin];
+  header.contributors = !op.small || payload.is_there() ? 1 : 0;
+  op.result.sent_bytes += payload.size();
+  channel_.send(to_next, header, std::move(payload));
+}
+
+void OpTable::check_evidence(const OpPtr& op) {
+  const std::uint32_t needed = planted_.commit_missing_done && !op->small ? epoch_.size() - 1 : epoch_.size();
+  if (op->done_count < needed) return;
+  if (op->small ? op->payloads_fit() : op->state == OpState::done) commit(op);
+}
+
+void OpTable::commit(const OpPtr& op) {
+  for (const PartPtr& part : op->parts) channel_.end(part, true);
+  if (op->small) op->fold();
+  op->deliver();
+  TagState& tag = tag_state(op->spec.tag);
+  tag.has_committed = true;
+  tag.committed = op->sequence;
+  tag.committed_descriptor = op->descriptor;
+  tag.committed_registrations = op->registrations;
+  tag.committed_payloads.reset();
+  if (op->small) tag.committed_payloads = std::move(op->payloads);
+  for (std::uint32_t rank = 0; rank < epoch_.size(); ++rank) {
+    if (!op->is_absent(rank)) op->result.contributors.push_back(epoch_.spec().members[rank]);
+  }
+  std::sort(op->result.contributors.begin(), op->result.contributors.end());
+  finish(op, OpStatus::ok, {});
+}
+
+// The channels have let go of its memory.
+void OpTable::finish(const OpPtr& op, OpStatus status, Bytes reason) {
+  op->state = OpState::finished;
+  op->result.status = status;
+  op->result.reason = std::move(reason);
+  op->result.epoch = op->epoch;
+  op->result.registrations = op->registrations;
+  op->release_memory(pool_);
+  std::erase(running_, op);
+  std::erase(waiting_, op);
+  const auto tag = tags_.find(op->spec.tag);
+  if (tag != tags_.end() && tag->second.running == op) tag->second.running = nullptr;
+  ++(status == OpStatus::ok ? stats_.committed : stats_.aborted);
+  ++finished_count_;
+}
+
+void OpTable::undo(const OpPtr& op) {
+  for (const PartPtr& part : op->parts) channel_.end(part, false);
+  if (!planted_.no_restore) op->restore();
+}
+
+// Epochs.
+
+std::vector<SealedOp> OpTable::seal() {
+  std::vector<SealedOp> out;
+  if (!planted_.done_after_seal) epoch_.seal();
+  for (const auto& [number, tag] : tags_) {
+    if (tag.has_committed) {
+      out.push_back(
+          {number, tag.committed, 2, tag.committed_registrations, tag.committed_payloads, tag.committed_descriptor});
+    }
+    if (tag.running) {
+      const bool done = tag.running->state == OpState::done;
+      out.push_back({number, tag.running->sequence, done ? 1 : 0, tag.running->registrations, std::nullopt,
+                     tag.running->descriptor});
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const SealedOp& a, const SealedOp& b) {
+    return std::tie(a.tag, a.sequence) < std::tie(b.tag, b.sequence);
+  });
+  return out;
+}
+
+void OpTable::settle(const std::vector<Verdict>& verdicts, const Bytes& default_reason) {
+  epoch_.seal();
+  for (const OpPtr& op : std::vector<OpPtr>(running_)) {
+    const auto verdict = std::find_if(verdicts.begin(), verdicts.end(), [&](const Verdict& v) {
+      return v.tag == op->spec.tag && v.sequence == op->sequence && v.fingerprint == op->fingerprint;
+    });
+    const bool decided = verdict != verdicts.end();
+    if (decided && verdict->commit) {
+      op->registrations = verdict->registrations;
+      if (op->small && verdict->payloads) op->payloads = *verdict->payloads;
+      if (op->small ? op->payloads_fit() : op->state == OpState::done) {
+        commit(op);
+        continue;
+      }
+    }
+    undo(op);
+    if (op->spec.retry == Retry::engine && !(decided && verdict->final)) {
+      op->state = OpState::waiting;
+      std::erase(running_, op);
+      waiting_.push_back(op);
+      ++stats_.restarted;
+    } else {
+      finish(op, OpStatus::aborted, decided ? verdict->reason : default_reason);
+    }
+  }
+  forget_tags();
+  std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
+}
+
+void OpTable::forget_tags() {
+  tags_.clear();
+  called_tags_ = 0;
+  channel_.forget_tags();
+}
+
+void OpTable::restart(Ns now) {
+  forget_tags();
+  best_out_rate_ = 0;  // the next heartbeat is about another link
+  const std::vector<OpPtr> again = std::exchange(waiting_, {});
+  for (const OpPtr& op : again) {
+    try {
+      start(now, op);
+    } catch (const std::bad_alloc&) {
+      finish(op, OpStatus::failed, {});  // the others go on without it; its caller gets the failure
+    }
+  }
+}
+
+std::vector<std::pair<std::uint64_t, std::uint32_t>> OpTable::progress() const {
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> out;
+  for (const auto& [number, tag] : tags_) {
+    if (tag.has_committed) out.emplace_back(number, tag.committed + 1);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+void OpTable::fail_all(OpStatus status, Bytes reason) {
+  over_ = true;
+  over_status_ = status;
+  over_reason_ = std::move(reason);
+  epoch_.seal();
+  for (const OpPtr& op : std::vector<OpPtr>(running_)) {
+    undo(op);
+    finish(op, status, over_reason_);
+  }
+  for (const OpPtr& op : std::vector<OpPtr>(waiting_)) finish(op, status, over_reason_);
+}
+
+// Time.
+
+void OpTable::shift(Ns gap) {
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) op->deadline += gap;
+  }
+}
+
+void OpTable::check_deadlines(Ns now) {
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) {
+      if (op->timeout_reported || now < op->deadline) continue;
+      op->timeout_reported = true;
+      events_.push({.kind = Event::Kind::op_timeout,
+                    .epoch = op->epoch,
+                    .tag = op->spec.tag,
+                    .sequence = op->sequence,
+                    .milliseconds = static_cast<std::uint64_t>((now - op->started) / millisecond),
+                    .body = raw(op->descriptor)});
+    }
+  }
+}
+
+void OpTable::announce(Ns now, Bytes& heartbeat) const {
+  std::vector<OpPtr> old;
+  for (const OpPtr& op : running_) {
+    if (now - op->started >= announce_after && old.size() < max_announced) old.push_back(op);
+  }
+  put(heartbeat, static_cast<std::uint16_t>(old.size()));
+  for (const OpPtr& op : old) {
+    put(heartbeat, op->spec.tag);
+    put(heartbeat, op->sequence);
+    put(heartbeat, static_cast<std::uint32_t>((now - op->started) / millisecond));
+    put(heartbeat, op->fingerprint);
+    put(heartbeat, static_cast<std::uint8_t>(op->state == OpState::done || op->small));
+  }
+}
+
+std::optional<Ns> OpTable::oldest() const {
+  std::optional<Ns> since;
+  for (const OpPtr& op : running_) since = std::min(since.value_or(op->started), op->started);
+  return since;
+}
+
+}  // namespace ringfold
