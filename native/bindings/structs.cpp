@@ -156,14 +156,14 @@ void bind_epochs(nb::module_& m) {
       "__init__",
       [](EpochSpec* self, std::uint32_t number, std::uint32_t rank, std::vector<PeerId> members,
          bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here,
-         bool multipath) {
+         bool multipath, std::uint32_t channels) {
         if (rank >= members.size()) throw nb::value_error("a rank that is no member's");
         const auto size = static_cast<std::uint32_t>(members.size());
         new (self) EpochSpec{number,      rank,          size,       std::move(members), evidence_by_master,
-                             small_bytes, segment_bytes, peers_here, multipath};
+                             small_bytes, segment_bytes, peers_here, multipath,          channels};
       },
       nb::kw_only(), "epoch"_a, "rank"_a, "members"_a, "evidence_by_master"_a, "small_bytes"_a, "segment_bytes"_a,
-      "peers_here"_a = 1, "multipath"_a = false);
+      "peers_here"_a = 1, "multipath"_a = false, "channels"_a = 1);
   epoch.def_ro("epoch", &EpochSpec::epoch);
   epoch.def_ro("rank", &EpochSpec::rank);
   epoch.def_ro("members", &EpochSpec::members, "Peer ids, by rank.");
@@ -172,6 +172,7 @@ void bind_epochs(nb::module_& m) {
   epoch.def_ro("segment_bytes", &EpochSpec::segment_bytes);
   epoch.def_ro("peers_here", &EpochSpec::peers_here, "Members on this host.");
   epoch.def_ro("multipath", &EpochSpec::multipath);
+  epoch.def_ro("channels", &EpochSpec::channels, "Channels that carry ops.");
 
   nb::class_<SealedOp> sealed(m, "OpAtSeal", "The state of an op when its epoch was sealed.");
   sealed.def_ro("tag", &SealedOp::tag);
@@ -202,10 +203,11 @@ void bind_connections(nb::module_& m) {
   promotion.def(
       "__init__",
       [](LanePromotion* self, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane, bool shared,
-         std::uint32_t path, std::uint32_t paths,
-         std::uint32_t epoch) { new (self) LanePromotion{conn, outgoing, peer, lane, {shared, path, paths, epoch}}; },
+         std::uint32_t path, std::uint32_t paths, std::uint32_t epoch, std::uint32_t channel) {
+        new (self) LanePromotion{conn, outgoing, peer, lane, {shared, path, paths, epoch, channel}};
+      },
       nb::kw_only(), "conn"_a, "outgoing"_a, "peer"_a, "lane"_a, "shared"_a = false, "path"_a = 0, "paths"_a = 1,
-      "epoch"_a = 0, "With `epoch` installed already, the lane joins that epoch late.");
+      "epoch"_a = 0, "channel"_a = 0, "With `epoch` installed already, the lane joins that epoch late.");
   promotion.def_rw("conn", &LanePromotion::conn);
 
   nb::class_<LaneInfo> lane(m, "LaneInfo", "A lane of the ring.");
@@ -213,6 +215,7 @@ void bind_connections(nb::module_& m) {
   lane.def_ro("outgoing", &LaneInfo::outgoing);
   lane.def_ro("peer", &LaneInfo::peer);
   lane.def_ro("lane", &LaneInfo::lane);
+  lane.def_ro("channel", &LaneInfo::channel);
 
   nb::class_<Event> event(m, "EngineEvent", "What happened in the engine. `kind` decides which of the fields are set.");
   event.def_prop_ro("kind", [](const Event& self) { return name_of(self.kind); });

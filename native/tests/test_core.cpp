@@ -22,18 +22,26 @@ struct Wire {
   ConnId a, b;
 };
 
-// n cores in a ring, `lanes` connections per edge, bytes moved in random pieces.
+// n cores in a ring, `lanes` connections per edge and channel, bytes moved in random pieces: channels interleave in any
+// order. The seed decides how many channels there are, from 1 to 3, if nothing else does.
 class Ring {
  public:
-  Ring(std::uint32_t size, int lanes, std::size_t small, std::size_t segment, unsigned seed = 1, bool master = false)
-      : rng_(seed), small_(small), segment_(segment), master_(master) {
+  Ring(std::uint32_t size, int lanes, std::size_t small, std::size_t segment, unsigned seed = 1, bool master = false,
+       std::uint32_t channels = 0)
+      : rng_(seed),
+        small_(small),
+        segment_(segment),
+        master_(master),
+        channels_(channels > 0 ? channels : 1 + seed % 3) {
     for (std::uint32_t i = 0; i < size; ++i) cores_.push_back(std::make_unique<Core>());
     for (std::uint32_t i = 0; i < size && size > 1; ++i) {
       const std::uint32_t next = (i + 1) % size;
-      for (int lane = 0; lane < lanes; ++lane) {
+      for (std::uint32_t lane = 0; lane < static_cast<std::uint32_t>(lanes) * channels_; ++lane) {
         const ConnId out = core(i).open("next", false), in = core(next).open("previous", true);
-        core(i).promote(now, out, true, next, lane);
-        core(next).promote(now, in, false, i, lane);
+        Sharing sharing;
+        sharing.channel = lane % channels_;
+        core(i).promote(now, out, true, next, lane, sharing);
+        core(next).promote(now, in, false, i, lane, sharing);
         wires_.push_back({i, next, out, in});
       }
     }
@@ -48,8 +56,10 @@ class Ring {
   void install_at(std::size_t i, std::uint32_t epoch) {
     std::vector<PeerId> members(size());
     std::iota(members.begin(), members.end(), PeerId{0});
-    core(i).install(now, {epoch, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(size()), members, master_,
-                          small_, segment_});
+    EpochSpec spec{
+        epoch, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(size()), members, master_, small_, segment_};
+    spec.channels = channels_;
+    core(i).install(now, spec);
   }
 
   // Moves one random piece over one random wire; false when nothing wants to move.
@@ -87,6 +97,7 @@ class Ring {
   std::mt19937 rng_;
   std::size_t small_, segment_;
   bool master_;
+  std::uint32_t channels_;
   std::vector<std::unique_ptr<Core>> cores_;
   std::vector<Wire> wires_;
 };
@@ -177,6 +188,75 @@ TEST(many_ops_in_a_row_and_many_tags) {
     }
   }
   CHECK(ring.core(0).stats().committed == 320);
+}
+
+// Sums of these depend on the order of operands.
+TEST(the_bits_do_not_depend_on_the_number_of_channels) {
+  std::mt19937 rng(4);
+  std::uniform_real_distribution<float> any(-1e3f, 1e3f);
+  for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
+    for (const std::size_t count : {40ul, 1000ul, 5003ul, 40'000ul}) {
+      for (const quantize::Scheme scheme : {quantize::Scheme::none, quantize::Scheme::minmax8}) {
+        std::vector<std::vector<float>> given(ranks, std::vector<float>(count));
+        for (auto& values : given) std::generate(values.begin(), values.end(), [&] { return any(rng); });
+        std::vector<float> first;
+        for (const std::uint32_t channels : {1u, 2u, 3u, 4u}) {
+          Ring ring(ranks, 1, 0, 2048, channels, false, channels);
+          ring.install(1);
+          auto data = given;
+          std::vector<std::uint64_t> ids;
+          for (std::size_t r = 0; r < ranks; ++r) {
+            OpSpec spec = call(data[r]);
+            spec.scheme = scheme;
+            ids.push_back(ring.core(r).submit(1, spec));
+          }
+          CHECK(ring.core(0).find(ids[0])->parts.size() == (count * sizeof(float) >= 1024 * channels ? channels : 1));
+          ring.run();
+          if (first.empty()) first = data[0];
+          for (std::size_t r = 0; r < ranks; ++r) {
+            CHECK(ok(ring.core(r), ids[r]));
+            CHECK(std::memcmp(data[r].data(), first.data(), count * sizeof(float)) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Ops that are not cut take turns with the channels.
+TEST(ops_that_are_not_cut_use_all_channels) {
+  Ring ring(3, 1, 64, 1024, 1, false, 4);
+  ring.install(1);
+  std::vector<std::vector<std::vector<float>>> data;
+  std::vector<std::vector<std::uint64_t>> ids(3);
+  std::vector<int> homes(4);
+  for (int tag = 0; tag < 8; ++tag) data.push_back(inputs(3, 100));
+  for (std::size_t r = 0; r < 3; ++r) {
+    for (int tag = 0; tag < 8; ++tag) {
+      ids[r].push_back(ring.core(r).submit(1, on_tag(tag, call(data[tag][r]))));
+      if (r == 0) ++homes[ring.core(0).find(ids[0][tag])->home()];
+    }
+  }
+  CHECK(homes == std::vector<int>(4, 2));
+  ring.run();
+  for (std::size_t r = 0; r < 3; ++r) {
+    for (int tag = 0; tag < 8; ++tag) CHECK(ok(ring.core(r), ids[r][tag]) && data[tag][r] == data[tag][0]);
+  }
+}
+
+// The link is lost as a whole, and once.
+TEST(a_lane_that_breaks_in_one_channel_ends_the_link_in_all) {
+  Ring ring(2, 1, 0, 256, 1, false, 3);
+  ring.install(1);
+  Core& core = ring.core(0);
+  while (core.next_event()) {
+  }
+  const auto lanes = core.lanes();
+  CHECK(lanes.size() == 6);
+  core.lost(1, lanes[2].conn, "reset");
+  int lost = 0;
+  while (const auto event = core.next_event()) lost += event->kind == Event::Kind::link_lost;
+  CHECK(lost == 1 && core.lanes().size() == 3 && core.take_closing().size() == 3);
 }
 
 TEST(other_kinds) {

@@ -108,7 +108,7 @@ class Alone {
 
   OpPtr start(std::vector<float>& values) {
     auto op = std::make_shared<Op>(1, sum_of(values));
-    op->start({0, 2, epoch.spec().small_bytes, 256, false}, pool);
+    op->start({0, 2, epoch.spec().small_bytes, 256, false}, 0, pool);
     op->epoch = 1;
     channel.begin(op->parts.front());
     return op;

@@ -120,7 +120,7 @@ class OpResult:
 class EpochSpec:
     """An epoch as this rank installs it."""
 
-    def __init__(self, *, epoch: int, rank: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None: ...
+    def __init__(self, *, epoch: int, rank: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False, channels: int = 1) -> None: ...
 
     @property
     def epoch(self) -> int: ...
@@ -147,6 +147,10 @@ class EpochSpec:
 
     @property
     def multipath(self) -> bool: ...
+
+    @property
+    def channels(self) -> int:
+        """Channels that carry ops."""
 
 class OpAtSeal:
     """The state of an op when its epoch was sealed."""
@@ -189,7 +193,7 @@ class OpVerdict:
 class LanePromotion:
     """A connection that becomes a lane."""
 
-    def __init__(self, *, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0) -> None:
+    def __init__(self, *, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0, channel: int = 0) -> None:
         """With `epoch` installed already, the lane joins that epoch late."""
 
     @property
@@ -215,6 +219,9 @@ class LaneInfo:
 
     @property
     def lane(self) -> int: ...
+
+    @property
+    def channel(self) -> int: ...
 
 class EngineEvent:
     """

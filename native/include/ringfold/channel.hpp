@@ -62,11 +62,13 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  // Lanes.
+  // Lanes. What is named by its connection is one of them: ask has() first.
   void add_lane(Ns now, Lane lane);
-  bool has(ConnId id) const { return links_of_lanes_.contains(id); }
+  bool has(ConnId id) const { return find(id) != nullptr; }
   void lost(ConnId id, std::string reason);
   void close(ConnId id);
+  // All lanes of a link, without a report: it was lost in another channel.
+  void close_link(PeerId peer, bool outgoing);
   std::vector<LaneInfo> lanes() const;
   std::vector<LaneInfo> take_new_lanes() { return std::exchange(new_lanes_, {}); }
   std::vector<ConnId> take_closing() { return std::exchange(closing_, {}); }
@@ -99,6 +101,8 @@ class Channel {
   // about the op. After end() no lane reads from the caller's memory any more.
   void begin(const PartPtr& part);
   void replay(const PartPtr& part);
+  // The op has no part here: whatever comes of it is wrong.
+  void pass(std::uint64_t tag, std::uint32_t sequence);
   void end(const PartPtr& part, bool committed);
   // A frame about an op as a whole.
   void send(bool to_next, const FrameHeader& header, Payload payload);
@@ -118,6 +122,8 @@ class Channel {
   // peer.
   Ns stalled(Ns now, bool outgoing) const;
   Ns last_received() const;
+  // Something that runs here is missing: segments of a part, or Dones.
+  bool is_waiting() const;
 
   const Stats& stats() const { return stats_; }
 
@@ -135,8 +141,22 @@ class Channel {
     std::size_t stashed_segments[2] = {};  // of these, the payload of segments, by direction
   };
 
-  Lane& lane(ConnId id) { return links_of_lanes_.at(id)->lanes().at(id); }
-  const Lane& lane(ConnId id) const { return links_of_lanes_.at(id)->lanes().at(id); }
+  // Where a lane is: a link keeps its lanes where they are.
+  struct Place {
+    ConnId id;
+    Link* link;
+    Lane* lane;
+  };
+
+  const Place* find(ConnId id) const {
+    for (const Place& place : lanes_) {
+      if (place.id == id) return &place;
+    }
+    return nullptr;
+  }
+  Lane& lane(ConnId id) { return *find(id)->lane; }
+  const Lane& lane(ConnId id) const { return *find(id)->lane; }
+  Link& link_of(ConnId id) { return *find(id)->link; }
   Link* link(bool to_next);
   template <typename Visit>
   void for_lanes(Visit visit);
@@ -173,7 +193,7 @@ class Channel {
   FlushList flush_;
   const LinkContext context_;
   std::map<std::pair<PeerId, bool>, Link> links_;
-  std::map<ConnId, Link*> links_of_lanes_;
+  std::vector<Place> lanes_;  // by connection; they are few
   std::size_t shared_lanes_ = 0;
   std::vector<LaneInfo> new_lanes_;
   std::vector<ConnId> closing_;

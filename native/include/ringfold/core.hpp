@@ -4,7 +4,7 @@
 //                      behind the message is parsed before the role of the connection is decided
 //   ControlChannel     the connection to the master: messages for Python, heartbeats and evidence
 //   BulkChannel        a connection beside the ring: messages for Python, blocks of shared state, filler
-//   Channel            the lanes to both neighbours, grouped into links, and the parts of ops that they carry
+//   Channels           each has lanes to both neighbours, grouped into links, and the parts of ops that they carry
 //   OpTable            ops from their call to their end: tags, evidence, verdicts
 //   EpochState         the installed epoch
 //
@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "ringfold/bulk_channel.hpp"
-#include "ringfold/channel.hpp"
+#include "ringfold/channels.hpp"
 #include "ringfold/control_channel.hpp"
 #include "ringfold/epoch_state.hpp"
 #include "ringfold/event.hpp"
@@ -66,38 +66,44 @@ class Core {
   std::size_t gather(ConnId conn, iovec* out, std::size_t most);
   void sent(Ns now, ConnId conn, std::size_t bytes);
   std::vector<ConnId> take_dirty();
-  bool has_dirty() const { return !flush_.empty() || channel_.has_dirty(); }
+  bool has_dirty() const { return !flush_.empty() || channels_.has_dirty(); }
   void touch(ConnId conn);
   // What the transport reports about a lane or the control connection: bytes that the other side's kernel has not
   // acknowledged, the smoothed RTT, and the minimum RTT (0: unknown).
   void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged, Ns rtt = 0, Ns min_rtt = 0);
   // Whether payload may come on a connection; between two peers one direction of each lane is nearly silent.
-  bool expects(ConnId conn) const { return !channel_.has(conn) || channel_.expects(conn); }
+  bool expects(ConnId conn) const {
+    const Channel* channel = channels_.of(conn);
+    return channel == nullptr || channel->expects(conn);
+  }
   // The control connection, if its last echo is overdue (0 otherwise): are its bytes acknowledged, at least?
   ConnId late_echo(Ns now) const { return control_.is_echo_late(now) ? control_.conn() : 0; }
   Ns dead_after() const { return control_.dead_after(); }
 
   // Lanes and their paths.
-  std::vector<LaneInfo> lanes() const { return channel_.lanes(); }
+  std::vector<LaneInfo> lanes() const { return channels_.lanes(); }
   // Lanes that were promoted since the last call.
-  std::vector<LaneInfo> take_new_lanes() { return channel_.take_new_lanes(); }
-  bool has_shared() const { return channel_.has_shared(); }
+  std::vector<LaneInfo> take_new_lanes() { return channels_.take_new_lanes(); }
+  bool has_shared() const { return channels_.has_shared(); }
   // Shared links: whether a lane of one has bytes in flight.
-  bool shared_in_flight() const { return channel_.shared_in_flight(); }
+  bool shared_in_flight() const { return channels_.shared_in_flight(); }
   // How many bytes the kernel should hold unsent for a lane among several. 0: as many as it likes.
-  std::size_t unsent_wanted(ConnId conn) const { return channel_.has(conn) ? channel_.unsent_wanted(conn) : 0; }
+  std::size_t unsent_wanted(ConnId conn) const {
+    const Channel* channel = channels_.of(conn);
+    return channel == nullptr ? 0 : channel->unsent_wanted(conn);
+  }
   void set_path_shares(PeerId peer, const PathShares& shares);
   void set_path_hints(const PathHints* hints) { advice_.set_hints(hints); }
   // The advice of the hints is another one: lanes that it held back look again.
-  void advice_changed() { channel_.advice_changed(); }
+  void advice_changed();
   // Bytes per second that were acknowledged on each path to a peer while some were in flight; 0: none in the last
   // second.
-  std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const { return channel_.path_rates(now, peer); }
+  std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const { return channels_.path_rates(now, peer); }
   // The RTT on each path to a peer, over the lanes of both links to it; zeros: none was measured in the last second.
-  std::array<Rtt, max_paths> path_rtts(Ns now, PeerId peer) const { return channel_.path_rtts(now, peer); }
+  std::array<Rtt, max_paths> path_rtts(Ns now, PeerId peer) const { return channels_.path_rtts(now, peer); }
   // Bytes of payload assigned to each path of the link to the next (or previous) peer since the epoch began; what
   // another path took over is counted there.
-  std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const { return channel_.path_bytes(to_next); }
+  std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const { return channels_.path_bytes(to_next); }
 
   // Bulk connections. Commands for a connection that is closed are ignored; std::invalid_argument if it is no bulk
   // connection, and for blocks that cannot be sent.
@@ -139,6 +145,7 @@ class Core {
   void process(Ns now, MessageConnection& conn);
   void on_control_frame(Ns now, const MessageConnection::Incoming& frame, std::string& why);
   void route(Ns now);
+  void on_report(Ns now, const Report& report);
   void beat(Ns now);
   void close_late(Ns now);
 
@@ -157,8 +164,8 @@ class Core {
   std::vector<ConnId> closing_;
   std::vector<ConnId> filling_;  // bulk connections that began to fill since the last take_filling
   ControlChannel control_;
-  Channel channel_{epoch_, advice_, planted_};
-  OpTable ops_{epoch_, channel_, events_, planted_};
+  Channels channels_{epoch_, advice_, planted_};
+  OpTable ops_{epoch_, channels_, events_, planted_};
   Ns last_tick_ = 0;
 };
 

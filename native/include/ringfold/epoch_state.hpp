@@ -13,6 +13,8 @@
 
 namespace ringfold {
 
+inline constexpr std::uint32_t max_channels = 16;
+
 struct EpochSpec {
   std::uint32_t epoch = 0;
   std::uint32_t rank = 0;
@@ -23,6 +25,7 @@ struct EpochSpec {
   std::size_t segment_bytes = 0;
   std::uint32_t peers_here = 1;  // members on this host
   bool multipath = false;        // some link has several lanes: ops are cut finely
+  std::uint32_t channels = 1;    // that carry ops
 };
 
 class EpochState {

@@ -26,6 +26,7 @@ struct Sharing {
   std::uint32_t path = 0;
   std::uint32_t paths = 1;
   std::uint32_t epoch = 0;  // if this one is installed already, the lane joins it late and is marked at once
+  std::uint32_t channel = 0;
 };
 
 struct LaneInfo {
@@ -35,6 +36,7 @@ struct LaneInfo {
   std::uint32_t lane;
   bool shared = false;
   std::uint32_t paths = 1;
+  std::uint32_t channel = 0;
 };
 
 // The round-trip time of a path: smoothed, and its minimum (0: unknown). What exceeds the minimum is time in queues, or

@@ -44,6 +44,7 @@ struct Cut {
   std::uint32_t rank = 0, size = 1;
   std::size_t small_bytes = 0, segment_bytes = 0;
   bool fine = false;  // segments small enough that paths of different speed end together
+  std::uint32_t channels = 1;
 };
 
 class Op {
@@ -77,8 +78,13 @@ class Op {
   static constexpr bool divide_by_size = false;
 #endif
 
-  // Begins (again) in an epoch. Everything of an earlier attempt is forgotten.
-  void start(const Cut& cut, BackupPool& pool);
+  // Begins (again) in an epoch, as the `sequence`-th op of its tag. Everything of an earlier attempt is forgotten.
+  //
+  // A large op has a part in every channel. Where a part would be shorter than half a segment, the op is not cut: such
+  // ops take turns with the channels, so that several in flight use all of them. A small op is on channel 0.
+  void start(const Cut& cut, std::uint32_t sequence, BackupPool& pool);
+  // The channel that carries the frames about the op as a whole.
+  std::uint32_t home() const { return parts.front()->channel; }
 
   bool reduces() const { return spec.kind == OpKind::all_reduce || spec.kind == OpKind::reduce_scatter; }
   // Whether what is overwritten is saved.

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "ringfold/call_names.hpp"
-#include "ringfold/channel.hpp"
+#include "ringfold/channels.hpp"
 
 namespace ringfold {
 
@@ -45,8 +45,8 @@ struct Verdict {
 
 class OpTable {
  public:
-  OpTable(EpochState& epoch, Channel& channel, EventQueue& events, const Planted& planted)
-      : epoch_(epoch), channel_(channel), events_(events), planted_(planted) {}
+  OpTable(EpochState& epoch, Channels& channels, EventQueue& events, const Planted& planted)
+      : epoch_(epoch), channels_(channels), events_(events), planted_(planted) {}
 
   // Calls. Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
@@ -110,6 +110,8 @@ class OpTable {
   void check_tag(std::uint64_t tag) const;
   void start(Ns now, const OpPtr& op);
   void begin_in_epoch(Ns now, Op& op);
+  void begin_parts(const Op& op);
+  Channel& home(const Op& op) { return channels_.at(op.home()); }
   OpPtr running_op(const PartPtr& part) const;
 
   // Frames about an op as a whole. Each returns false with a reason when the neighbour breaks the protocol.
@@ -129,7 +131,7 @@ class OpTable {
   void forget_tags();
 
   EpochState& epoch_;
-  Channel& channel_;
+  Channels& channels_;
   EventQueue& events_;
   const Planted& planted_;
   Stats stats_;

@@ -19,9 +19,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ringfold/op_spec.hpp"
@@ -53,14 +53,37 @@ struct Piece {
   std::size_t bytes;
 };
 
+// First in, first out. Unlike a std::deque it has no memory until something is in it: most ops are small.
+template <typename T>
+class Fifo {
+ public:
+  bool empty() const { return first_ == items_.size(); }
+  std::size_t size() const { return items_.size() - first_; }
+  const T& front() const { return items_[first_]; }
+  void push(T item) { items_.push_back(std::move(item)); }
+  T pop() {
+    T item = std::move(items_[first_++]);
+    if (first_ >= items_.size() / 2 && (first_ == items_.size() || first_ >= 64)) {
+      items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(first_));
+      first_ = 0;
+    }
+    return item;
+  }
+
+ private:
+  std::vector<T> items_;
+  std::size_t first_ = 0;
+};
+
 class OpPart {
  public:
   // A small op travels inside Done: its part has an empty plan.
-  OpPart(const Op& op, Plan plan);
+  OpPart(const Op& op, std::uint32_t channel, Plan plan);
   OpPart(const OpPart&) = delete;
   OpPart& operator=(const OpPart&) = delete;
 
   const Op& op;
+  const std::uint32_t channel;
   // By direction, [1] to the next peer and [0] to the previous one:
   bool peer_ready[2] = {};  // it has called the op: no eager limit any more
   bool ready_sent[2] = {};  // and has received Ready of this peer
@@ -151,9 +174,9 @@ class OpPart {
   std::optional<std::uint32_t> final_count_;
   // By stage: contributors of the value here, as long as a later stage is reduced into it.
   std::vector<std::uint32_t> stage_counts_;
-  std::deque<Sendable> own_[2];
-  std::deque<Sendable> forwards_[2];
-  std::deque<Sendable> again_[2];
+  Fifo<Sendable> own_[2];
+  Fifo<Sendable> forwards_[2];
+  Fifo<Sendable> again_[2];
   std::vector<Early> early_;
 };
 

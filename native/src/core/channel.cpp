@@ -20,6 +20,11 @@ bool intact(const FrameHeader& header, const std::byte* payload) {
   return crc32c(payload, header.length) == header.payload_crc;
 }
 
+LaneInfo info_of(const Lane& lane) {
+  return {
+      lane.id, lane.outgoing, lane.peer, lane.number, lane.sharing.shared, lane.sharing.paths, lane.sharing.channel};
+}
+
 }  // namespace
 
 Channel::Channel(const EpochState& epoch, const ShareSources& advice, const Planted& planted)
@@ -29,7 +34,7 @@ Channel::Channel(const EpochState& epoch, const ShareSources& advice, const Plan
 
 template <typename Visit>
 void Channel::for_lanes(Visit visit) {
-  for (auto& [id, link] : links_of_lanes_) visit(*link, link->lanes().at(id));
+  for (const Place& place : lanes_) visit(*place.link, *place.lane);
 }
 
 Link* Channel::link(bool to_next) {
@@ -40,26 +45,27 @@ Link* Channel::link(bool to_next) {
 void Channel::add_lane(Ns now, Lane given) {
   Link& link = links_.try_emplace({given.peer, given.outgoing}, given.peer, given.outgoing, context_).first->second;
   Lane& lane = link.add(std::move(given));
-  links_of_lanes_.emplace(lane.id, &link);
+  const auto after = std::find_if(lanes_.begin(), lanes_.end(), [&](const Place& place) { return place.id > lane.id; });
+  lanes_.insert(after, {lane.id, &link, &lane});
   lane.held = false;
   lane.last_received = now;
   lane.meter.begin(now);
   if (!lane.tx.empty()) flush_.add(lane);
   shared_lanes_ += lane.sharing.shared;
-  new_lanes_.push_back({lane.id, lane.outgoing, lane.peer, lane.number, lane.sharing.shared, lane.sharing.paths});
+  new_lanes_.push_back(info_of(lane));
   if (lane.sharing.epoch != 0 && lane.sharing.epoch == epoch_.number()) link.mark(lane);
   process(lane);
 }
 
 void Channel::forget_lane(ConnId id) {
   shared_lanes_ -= lane(id).sharing.shared;
-  links_of_lanes_.erase(id);
+  std::erase_if(lanes_, [id](const Place& place) { return place.id == id; });
   closing_.push_back(id);
 }
 
 // A lane that shares its link with others: its loss is reported as that of one connection. Otherwise the link is lost.
 void Channel::lost(ConnId id, std::string reason) {
-  Link& link = *links_of_lanes_.at(id);
+  Link& link = link_of(id);
   if (!lane(id).sharing.shared || link.lanes().size() < 2) {
     drop_link(link, std::move(reason));
     return;
@@ -71,18 +77,24 @@ void Channel::lost(ConnId id, std::string reason) {
 }
 
 void Channel::close(ConnId id) {
-  Link& link = *links_of_lanes_.at(id);
+  Link& link = link_of(id);
   forget_lane(id);
   link.remove(id);
   if (link.lanes().empty()) links_.erase({link.peer, link.outgoing});
+}
+
+void Channel::close_link(PeerId peer, bool outgoing) {
+  const auto found = links_.find({peer, outgoing});
+  if (found == links_.end()) return;
+  for (const auto& [id, lane] : found->second.lanes()) forget_lane(id);
+  links_.erase(found);
 }
 
 // All lanes of the link are closed, and the loss is reported once.
 void Channel::drop_link(Link& link, std::string reason) {
   const PeerId peer = link.peer;
   const bool outgoing = link.outgoing;
-  for (const auto& [id, lane] : link.lanes()) forget_lane(id);
-  links_.erase({peer, outgoing});
+  close_link(peer, outgoing);
   reports_.push_back({.kind = Report::Kind::link_lost, .peer = peer, .outgoing = outgoing, .text = std::move(reason)});
 }
 
@@ -97,10 +109,7 @@ void Channel::violation(bool from_next, std::string reason) {
 
 std::vector<LaneInfo> Channel::lanes() const {
   std::vector<LaneInfo> out;
-  for (const auto& [id, link] : links_of_lanes_) {
-    const Lane& each = link->lanes().at(id);
-    out.push_back({id, each.outgoing, each.peer, each.number, each.sharing.shared, each.sharing.paths});
-  }
+  for (const Place& place : lanes_) out.push_back(info_of(*place.lane));
   return out;
 }
 
@@ -142,7 +151,7 @@ void Channel::process(Lane& from) {
   std::string why;
   while (!from.held && process_frame(from, why)) {
   }
-  if (!why.empty()) violation(*links_of_lanes_.at(from.id), std::move(why));
+  if (!why.empty()) violation(link_of(from.id), std::move(why));
 }
 
 // False: there is no whole frame, or, with a reason, the neighbour breaks the protocol.
@@ -358,6 +367,21 @@ void Channel::replay(const PartPtr& part) {
   }
 }
 
+void Channel::pass(std::uint64_t tag, std::uint32_t sequence) {
+  TagState& state = tag_state(tag);
+  state.next = sequence + 1;
+  if (state.stash.empty()) return;
+  const bool from_next = state.stash.front().from_next;
+  state.stash.clear();
+  state.stash_bytes = 0;
+  for (const bool direction : {false, true}) {
+    const std::size_t stashed = std::exchange(state.stashed_segments[direction], 0);
+    stashed_segments_[direction] -= stashed;
+    early_received_[direction] -= stashed;
+  }
+  violation(from_next, "frames of an op that this channel has no part of");
+}
+
 void Channel::end(const PartPtr& part, bool committed) {
   for_lanes([&](Link&, Lane& each) { each.detach(*part); });
   for (const bool direction : {false, true}) {
@@ -489,7 +513,7 @@ void Channel::pull(Link& link, Lane& to) {
 
 std::size_t Channel::gather(ConnId id, iovec* out, std::size_t most) {
   Lane& to = lane(id);
-  if (to.mark_sent == epoch_.number()) pull(*links_of_lanes_.at(id), to);
+  if (to.mark_sent == epoch_.number()) pull(link_of(id), to);
   return to.tx.gather(out, most);
 }
 
@@ -501,7 +525,7 @@ void Channel::sent(Ns now, ConnId id, std::size_t bytes) {
     if (to.sharing.shared && frame.has_header) to.flights.note_sent(frame, to.meter.sent_total() - left);
   });
   if (to.sharing.shared && to.flights.are_too_many(to.meter.sent_total())) {
-    violation(*links_of_lanes_.at(id), "it takes frames, but reports none of them");
+    violation(link_of(id), "it takes frames, but reports none of them");
   }
 }
 
@@ -509,7 +533,7 @@ void Channel::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns r
   Lane& of = lane(id);
   of.meter.acknowledged(now, unacknowledged, rtt, min_rtt, !of.tx.empty(), of.sharing.shared);
   // An idle lane checks again whether to take over from this one.
-  if (of.sharing.shared && unacknowledged > 0) links_of_lanes_.at(id)->flush_idle(&of);
+  if (of.sharing.shared && unacknowledged > 0) link_of(id).flush_idle(&of);
 }
 
 // Epochs.
@@ -573,6 +597,11 @@ Ns Channel::last_received() const {
     for (const auto& [id, each] : link.lanes()) last = std::max(last, each.last_received);
   }
   return last;
+}
+
+bool Channel::is_waiting() const {
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const PartPtr& part) { return !part->is_finished() || part->channel == part->op.home(); });
 }
 
 // Paths.

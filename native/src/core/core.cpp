@@ -44,8 +44,8 @@ std::size_t Core::unauthenticated() const {
 }
 
 void Core::lost(Ns now, ConnId id, std::string_view reason) {
-  if (channel_.has(id)) {
-    channel_.lost(id, std::string(reason));
+  if (Channel* channel = channels_.of(id)) {
+    channel->lost(id, std::string(reason));
     route(now);
   } else {
     drop(id, reason);
@@ -106,13 +106,13 @@ void Core::promote(Ns now, ConnId id, bool outgoing, PeerId peer, std::uint32_t 
     frame.total = message.total;
     lane.tx.push(std::move(frame));
   }
-  channel_.add_lane(now, std::move(lane));
+  channels_.at(std::min(sharing.channel, max_channels - 1)).add_lane(now, std::move(lane));
   route(now);
 }
 
 void Core::close(ConnId id) {
-  if (channel_.has(id)) {
-    channel_.close(id);
+  if (Channel* channel = channels_.of(id)) {
+    channel->close(id);
     return;
   }
   MessageConnection* conn = find_conn(id);
@@ -129,7 +129,7 @@ void Core::close(ConnId id) {
 }
 
 std::vector<ConnId> Core::take_closing() {
-  std::vector<ConnId> out = channel_.take_closing();
+  std::vector<ConnId> out = channels_.take_closing();
   out.insert(out.end(), closing_.begin(), closing_.end());
   closing_.clear();
   return out;
@@ -140,20 +140,20 @@ std::vector<ConnId> Core::take_dirty() {
   for (const ConnId id : out) {
     if (MessageConnection* conn = find_conn(id)) conn->dirty = false;
   }
-  const std::vector<ConnId> lanes = channel_.take_dirty();
+  const std::vector<ConnId> lanes = channels_.take_dirty();
   out.insert(out.end(), lanes.begin(), lanes.end());
   return out;
 }
 
 void Core::touch(ConnId id) {
-  if (channel_.has(id)) channel_.touch(id);
+  if (Channel* channel = channels_.of(id)) channel->touch(id);
   else if (MessageConnection* conn = find_conn(id)) flush_.add(*conn);
 }
 
 // Bytes.
 
 std::span<std::byte> Core::receive_space(ConnId id) {
-  if (channel_.has(id)) return channel_.receive_space(id);
+  if (Channel* channel = channels_.of(id)) return channel->receive_space(id);
   MessageConnection* conn = find_conn(id);
   if (conn == nullptr || conn->held || conn->closing) return {};
   const auto space = conn->bulk ? conn->bulk->receive_space() : conn->message_space(head_read_bytes);
@@ -162,8 +162,8 @@ std::span<std::byte> Core::receive_space(ConnId id) {
 }
 
 void Core::received(Ns now, ConnId id, std::size_t bytes) {
-  if (channel_.has(id)) {
-    channel_.received(now, id, bytes);
+  if (Channel* channel = channels_.of(id)) {
+    channel->received(now, id, bytes);
     route(now);
     return;
   }
@@ -218,33 +218,41 @@ void Core::on_control_frame(Ns now, const MessageConnection::Incoming& frame, st
   }
 }
 
-// What the channel has reported, and what the ops have for the master.
+// What the channels have reported, and what the ops have for the master.
 void Core::route(Ns now) {
-  while (channel_.has_reports()) {
-    for (const Report& report : channel_.take_reports()) {
-      if (report.kind == Report::Kind::lane_lost || report.kind == Report::Kind::link_lost) {
-        const bool is_link = report.kind == Report::Kind::link_lost;
-        Event event{.kind = is_link ? Event::Kind::link_lost : Event::Kind::closed,
-                    .conn = report.conn,
-                    .peer = report.peer,
-                    .outgoing = report.outgoing};
-        event.text = report.text;
-        events_.push(std::move(event));
-      } else {
-        ops_.on_report(now, report);
-      }
+  for (std::size_t i = 0; i < channels_.all().size();) {
+    if (!channels_.all()[i]->has_reports()) {
+      ++i;
+      continue;
     }
+    for (const Report& report : channels_.all()[i]->take_reports()) on_report(now, report);
+    i = 0;  // what was decided may have led to another report
   }
-  MessageConnection* master = find_conn(control_.conn());
   for (const Bytes& done : ops_.take_dones()) {
+    MessageConnection* master = find_conn(control_.conn());
     if (master == nullptr) break;
     master->queue(ControlFrame::done, done.data(), done.size());
     flush_.add(*master);
   }
 }
 
+void Core::on_report(Ns now, const Report& report) {
+  const bool is_link = report.kind == Report::Kind::link_lost;
+  if (!is_link && report.kind != Report::Kind::lane_lost) {
+    ops_.on_report(now, report);
+    return;
+  }
+  if (is_link) channels_.close_link(report.peer, report.outgoing);
+  Event event{.kind = is_link ? Event::Kind::link_lost : Event::Kind::closed,
+              .conn = report.conn,
+              .peer = report.peer,
+              .outgoing = report.outgoing};
+  event.text = report.text;
+  events_.push(std::move(event));
+}
+
 std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
-  if (channel_.has(id)) return channel_.gather(id, out, most);
+  if (Channel* channel = channels_.of(id)) return channel->gather(id, out, most);
   MessageConnection* conn = find_conn(id);
   if (conn == nullptr) return 0;
   if (conn->bulk) conn->bulk->pull();
@@ -252,8 +260,8 @@ std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
 }
 
 void Core::sent(Ns now, ConnId id, std::size_t bytes) {
-  if (channel_.has(id)) {
-    channel_.sent(now, id, bytes);
+  if (Channel* channel = channels_.of(id)) {
+    channel->sent(now, id, bytes);
     route(now);
     return;
   }
@@ -272,8 +280,8 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
 }
 
 void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt) {
-  if (channel_.has(id)) {
-    channel_.acknowledged(now, id, unacknowledged, rtt, min_rtt);
+  if (Channel* channel = channels_.of(id)) {
+    channel->acknowledged(now, id, unacknowledged, rtt, min_rtt);
   } else if (const MessageConnection* conn = find_conn(id); conn != nullptr && conn->is_control) {
     control_.acknowledged(now, conn->sent_total, unacknowledged);
   }
@@ -281,14 +289,18 @@ void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt,
 
 void Core::set_path_shares(PeerId peer, const PathShares& shares) {
   advice_.set_shares(peer, shares);
-  channel_.advice_changed(peer);
+  for (const auto& channel : channels_.all()) channel->advice_changed(peer);
+}
+
+void Core::advice_changed() {
+  for (const auto& channel : channels_.all()) channel->advice_changed();
 }
 
 // Bulk connections.
 
 MessageConnection* Core::find_bulk(ConnId id) {
   MessageConnection* conn = find_conn(id);
-  if ((conn == nullptr || conn->closing) && !channel_.has(id)) return nullptr;
+  if ((conn == nullptr || conn->closing) && channels_.of(id) == nullptr) return nullptr;
   if (conn == nullptr || !conn->bulk) throw std::invalid_argument("not a bulk connection: make_bulk() comes first");
   return conn;
 }
@@ -296,7 +308,7 @@ MessageConnection* Core::find_bulk(ConnId id) {
 void Core::make_bulk(Ns now, ConnId id) {
   MessageConnection* conn = find_conn(id);
   if (conn != nullptr && conn->closing) return;
-  if (channel_.has(id) || (conn != nullptr && !conn->is_handshake()))
+  if (channels_.of(id) != nullptr || (conn != nullptr && !conn->is_handshake()))
     throw std::invalid_argument("only a connection in its handshake becomes a bulk connection");
   if (conn == nullptr) return;
   conn->bulk = std::make_unique<BulkChannel>(*conn, events_);
@@ -351,10 +363,10 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
 
 void Core::install(Ns now, EpochSpec spec) {
   epoch_.install(std::move(spec));
-  channel_.install(now);
+  channels_.install(now);
   ops_.restart(now);
   route(now);
-  channel_.resume();
+  for (const auto& channel : channels_.all()) channel->resume();
   route(now);
 }
 
@@ -370,7 +382,7 @@ void Core::tick(Ns now) {
   if (last_tick_ != 0 && now - last_tick_ > late_after) {
     const Ns gap = now - last_tick_;
     control_.shift(gap);
-    channel_.shift(gap);
+    channels_.shift(gap);
     ops_.shift(gap);
   }
   last_tick_ = now;
@@ -405,9 +417,9 @@ void Core::beat(Ns now) {
   const auto [number, received] = control_.beat(now);
   const std::optional<Ns> oldest = epoch_.is_sealed() ? std::nullopt : ops_.oldest();
   const auto stalled_ms = [&](bool outgoing) {
-    return static_cast<std::uint32_t>(oldest ? channel_.stalled(now, outgoing) / millisecond : 0);
+    return static_cast<std::uint32_t>(oldest ? channels_.stalled(now, outgoing) / millisecond : 0);
   };
-  const Ns starved = oldest && epoch_.size() > 1 ? now - std::max(*oldest, channel_.last_received()) : 0;
+  const Ns starved = oldest && epoch_.size() > 1 ? channels_.starved(now, *oldest) : 0;
   Bytes body;
   put(body, number);
   put(body, received);
@@ -425,7 +437,7 @@ void Core::beat(Ns now) {
 
 Stats Core::stats() const {
   Stats sum = stats_;
-  sum += channel_.stats();
+  sum += channels_.stats();
   sum += ops_.stats();
   return sum;
 }

@@ -8,6 +8,7 @@ namespace ringfold {
 void EpochState::install(EpochSpec spec) {
   spec_ = std::move(spec);
   spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
+  spec_.channels = std::clamp(spec_.channels, std::uint32_t{1}, max_channels);
   sealed_ = false;
 }
 
@@ -17,7 +18,7 @@ std::size_t EpochState::frame_limit() const {
 
 std::size_t EpochState::early_limit() const {
   constexpr std::size_t most = std::size_t{64} << 20, segments = 64, min_segments = 4;
-  return std::max(std::min(segments * frame_limit(), most), min_segments * frame_limit());
+  return std::max(std::min(segments * frame_limit(), most) / spec_.channels, min_segments * frame_limit());
 }
 
 EpochState::Journey EpochState::journey(std::uint32_t origin, bool from_next) const {

@@ -60,19 +60,31 @@ std::uint64_t OpTable::submit(Ns now, OpSpec spec) {
 
 void OpTable::set_first_sequence(std::uint32_t first) {
   first_sequence_ = first;
-  channel_.set_first_sequence(first);
+  channels_.set_first_sequence(first);
 }
 
 // The op's place in the epoch. Memory first: if there is none, the tag's sequence has not moved.
 void OpTable::begin_in_epoch(Ns now, Op& op) {
   const EpochSpec& spec = epoch_.spec();
-  op.start({spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath}, pool_);
+  const auto known = tags_.find(op.spec.tag);
+  const std::uint32_t sequence = known == tags_.end() ? first_sequence_ : known->second.next;
+  op.start({spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath, spec.channels}, sequence,
+           pool_);
   TagState& tag = tag_state(op.spec.tag);
   called_tags_ += !std::exchange(tag.called, true);
-  op.sequence = tag.next++;
+  ++tag.next;
   op.epoch = spec.epoch;
   op.started = now;
   op.deadline = now + op.spec.timeout;
+}
+
+void OpTable::begin_parts(const Op& op) {
+  for (std::uint32_t number = 0; number < channels_.in_use(); ++number) {
+    const auto part = std::find_if(op.parts.begin(), op.parts.end(),
+                                   [number](const PartPtr& each) { return each->channel == number; });
+    if (part != op.parts.end()) channels_.at(number).begin(*part);
+    else channels_.at(number).pass(op.spec.tag, op.sequence);
+  }
 }
 
 void OpTable::start(Ns now, const OpPtr& op) {
@@ -89,16 +101,16 @@ void OpTable::start(Ns now, const OpPtr& op) {
   tag_state(op->spec.tag).running = op;
   running_.push_back(op);
   const bool whole_through_master = op->small && spec.evidence_by_master;
-  if (!whole_through_master) channel_.send(true, op->header(LaneFrame::open), raw(op->descriptor));
+  if (!whole_through_master) home(*op).send(true, op->header(LaneFrame::open), raw(op->descriptor));
   const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
-  for (const PartPtr& part : parts) channel_.begin(part);
+  begin_parts(*op);
   if (op->small) op->payloads[spec.rank] = op->own_payload();
   if (!op->small && op->is_absent(spec.rank)) {
     send_absent(*op, true, spec.rank);
     if (spec.size > 2) send_absent(*op, false, spec.rank);
   }
   if (op->small || op->local_part_finished()) local_part_done(now, op);
-  for (const PartPtr& part : parts) channel_.replay(part);
+  for (const PartPtr& part : parts) channels_.at(part->channel).replay(part);
 }
 
 OpPtr OpTable::find(std::uint64_t id) const {
@@ -166,7 +178,7 @@ void OpTable::on_report(Ns now, const Report& report) {
   } else {
     on_frame(now, op, report, why);
   }
-  if (!why.empty()) channel_.violation(report.from_next, std::move(why));
+  if (!why.empty()) channels_.at(report.part->channel).violation(report.from_next, std::move(why));
 }
 
 bool OpTable::on_frame(Ns now, const OpPtr& op, const Report& report, std::string& why) {
@@ -216,7 +228,7 @@ bool OpTable::on_absent(Ns now, const OpPtr& op, const Report& report, std::stri
 void OpTable::send_absent(const Op& op, bool to_next, std::uint32_t origin) {
   FrameHeader header = op.header(LaneFrame::absent);
   header.origin = origin;
-  channel_.send(to_next, header, {});
+  home(op).send(to_next, header, {});
 }
 
 bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
@@ -329,7 +341,7 @@ void OpTable::send_done(Op& op, bool to_next, std::uint32_t origin, std::uint64_
   if (op.small) payload = op.payloads[origin];
   header.contributors = !op.small || payload.is_there() ? 1 : 0;
   op.result.sent_bytes += payload.size();
-  channel_.send(to_next, header, std::move(payload));
+  home(op).send(to_next, header, std::move(payload));
 }
 
 void OpTable::check_evidence(const OpPtr& op) {
@@ -339,7 +351,7 @@ void OpTable::check_evidence(const OpPtr& op) {
 }
 
 void OpTable::commit(const OpPtr& op) {
-  for (const PartPtr& part : op->parts) channel_.end(part, true);
+  for (const PartPtr& part : op->parts) channels_.at(part->channel).end(part, true);
   if (op->small) op->fold();
   op->deliver();
   TagState& tag = tag_state(op->spec.tag);
@@ -373,7 +385,7 @@ void OpTable::finish(const OpPtr& op, OpStatus status, Bytes reason) {
 }
 
 void OpTable::undo(const OpPtr& op) {
-  for (const PartPtr& part : op->parts) channel_.end(part, false);
+  for (const PartPtr& part : op->parts) channels_.at(part->channel).end(part, false);
   if (!planted_.no_restore) op->restore();
 }
 
@@ -431,7 +443,7 @@ void OpTable::settle(const std::vector<Verdict>& verdicts, const Bytes& default_
 void OpTable::forget_tags() {
   tags_.clear();
   called_tags_ = 0;
-  channel_.forget_tags();
+  channels_.forget_tags();
 }
 
 void OpTable::restart(Ns now) {

@@ -77,7 +77,8 @@ Op::Op(std::uint64_t id, OpSpec given)
       fingerprint(descriptor.fingerprint()),
       bytes(total_bytes(spec)) {}
 
-void Op::start(const Cut& cut, BackupPool& pool) {
+void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
+  sequence = number;
   rank_ = cut.rank;
   size_ = cut.size;
   small = bytes <= cut.small_bytes && bytes * size_ <= max_payload_bytes(spec.tag);
@@ -97,7 +98,7 @@ void Op::start(const Cut& cut, BackupPool& pool) {
     Plan nothing;
     nothing.rank = rank_;
     nothing.size = size_;
-    parts.push_back(std::make_shared<OpPart>(*this, std::move(nothing)));
+    parts.push_back(std::make_shared<OpPart>(*this, 0, std::move(nothing)));
     return;
   }
   if (saves() || spec.kind == OpKind::reduce_scatter) {
@@ -109,8 +110,14 @@ void Op::start(const Cut& cut, BackupPool& pool) {
   std::size_t segment_bytes = cut.segment_bytes;
   if (quantised) segment_bytes = std::min(segment_bytes, quantised_segment_bytes);
   if (cut.fine) segment_bytes = std::min(segment_bytes, fine_segment(bytes, size_));
-  Plan plan = make_plan(spec.kind, gathers ? bytes * size_ : bytes, rank_, size_, spec.root, segment_bytes, quantised);
-  parts.push_back(std::make_shared<OpPart>(*this, std::move(plan)));
+  const std::size_t whole = gathers ? bytes * size_ : bytes;
+  const bool is_cut = whole >= cut.channels * cut.segment_bytes / 2;
+  const std::uint32_t slices = is_cut ? cut.channels : 1;
+  for (std::uint32_t slice = 0; slice < slices; ++slice) {
+    Plan plan = make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices});
+    const auto channel = is_cut ? slice : static_cast<std::uint32_t>((spec.tag + sequence) % cut.channels);
+    parts.push_back(std::make_shared<OpPart>(*this, channel, std::move(plan)));
+  }
   unfinished_parts_ = static_cast<std::size_t>(
       std::count_if(parts.begin(), parts.end(), [](const PartPtr& part) { return !part->is_finished(); }));
 }

@@ -23,8 +23,9 @@ Bytes negative_zeros(kernels::DType dtype, std::size_t items) {
 
 }  // namespace
 
-OpPart::OpPart(const Op& op, Plan plan)
+OpPart::OpPart(const Op& op, std::uint32_t channel, Plan plan)
     : op(op),
+      channel(channel),
       plan_(std::move(plan)),
       bitmap_((plan_.receive_segments + 63) / 64),
       stage_counts_(plan_.receives.size()) {
@@ -38,11 +39,11 @@ void OpPart::queue_own() {
   for (const Origin& origin : plan_.origins) {
     const Range chunk = plan_.chunk(origin.chunk);
     for (std::size_t at = chunk.begin; at < chunk.end; at += plan_.segment_bytes) {
-      own_[origin.send.to_next].push_back({.stage = origin.send.stage,
-                                           .own = true,
-                                           .length = wire_bytes(at, segment_end(origin.chunk, at)),
-                                           .offset = at,
-                                           .contributors = !op.reduces() || op.spec.contribute ? 1u : 0u});
+      own_[origin.send.to_next].push({.stage = origin.send.stage,
+                                      .own = true,
+                                      .length = wire_bytes(at, segment_end(origin.chunk, at)),
+                                      .offset = at,
+                                      .contributors = !op.reduces() || op.spec.contribute ? 1u : 0u});
     }
   }
 }
@@ -86,7 +87,7 @@ Bytes OpPart::encoded(std::size_t from, std::size_t to) const {
 
 void OpPart::resend(bool to_next, Sendable item) {
   item.again = true;
-  again_[to_next].push_back(std::move(item));
+  again_[to_next].push(std::move(item));
 }
 
 bool OpPart::superseded(const Sendable& item) const {
@@ -101,11 +102,10 @@ bool OpPart::superseded(const Sendable& item) const {
 }
 
 Sendable OpPart::take_sendable(bool to_next) {
-  std::deque<Sendable>& queue = !again_[to_next].empty()     ? again_[to_next]
-                                : forwards_[to_next].empty() ? own_[to_next]
-                                                             : forwards_[to_next];
-  Sendable item = std::move(queue.front());
-  queue.pop_front();
+  Fifo<Sendable>& queue = !again_[to_next].empty()     ? again_[to_next]
+                          : forwards_[to_next].empty() ? own_[to_next]
+                                                       : forwards_[to_next];
+  Sendable item = queue.pop();
   if (quantised() && item.own && item.contributors > 0) {
     item.encoded = encoded(item.offset, segment_end(plan_.origins.front().chunk, item.offset));
     item.own = false;
@@ -245,12 +245,12 @@ void OpPart::write(const Receive& receive, const Incoming& in) {
   }
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
-    forwards_[send.to_next].push_back({.stage = send.stage,
-                                       .length = in.length,
-                                       .offset = in.offset,
-                                       .crc = forward_crc,
-                                       .crc_known = true,
-                                       .contributors = together});
+    forwards_[send.to_next].push({.stage = send.stage,
+                                  .length = in.length,
+                                  .offset = in.offset,
+                                  .crc = forward_crc,
+                                  .crc_known = true,
+                                  .contributors = together});
   }
 }
 
@@ -327,13 +327,13 @@ void OpPart::write_quantised(const Receive& receive, const Incoming& in) {
   const Payload shared = together > 0 ? Payload(std::move(forward)) : Payload();
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
-    forwards_[send.to_next].push_back({.stage = send.stage,
-                                       .length = in.length,
-                                       .offset = in.offset,
-                                       .crc = crc,
-                                       .crc_known = true,
-                                       .encoded = shared,
-                                       .contributors = together});
+    forwards_[send.to_next].push({.stage = send.stage,
+                                  .length = in.length,
+                                  .offset = in.offset,
+                                  .crc = crc,
+                                  .crc_known = true,
+                                  .encoded = shared,
+                                  .contributors = together});
   }
 }
 
