@@ -56,8 +56,8 @@ class Ring {
   void install_at(std::size_t i, std::uint32_t epoch) {
     std::vector<PeerId> members(size());
     std::iota(members.begin(), members.end(), PeerId{0});
-    EpochSpec spec{
-        epoch, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(size()), members, master_, small_, segment_};
+    EpochSpec spec{epoch,   static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(size()), members, master_, small_,
+                   segment_};
     spec.channels = channels_;
     core(i).install(now, spec);
   }

@@ -1,7 +1,7 @@
 """From a window of one edge to its line.
 
-The estimators are native (`native/src/probe/fit_*.cpp`, each with its idea at the head); docs/concepts/estimators.md compares
-them. `fit` adds the counts of the window.
+The estimators are native (`native/src/probe/fit_*.cpp`, each with its idea at the head);
+docs/concepts/estimators.md compares them. `fit` adds the counts of the window.
 """
 
 from typing import Any
