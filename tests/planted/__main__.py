@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from planted import (
     Bug,
     agents,
+    channels,
     failover,
     filters,
     find,
@@ -36,6 +37,7 @@ SIMULATIONS: dict[str, dict[str, Bug]] = {
     "resume": resume.BUGS,
     "several": several.BUGS,
     "shares": shares.BUGS,
+    "channels": channels.BUGS,
     "probing": probing.BUGS,
     "regions": regions.BUGS,
     "filters": filters.BUGS,

@@ -16,6 +16,8 @@ constexpr std::pair<const char*, bool Planted::*> bugs[] = {
     {"apply_finished", &Planted::apply_finished},
     {"divide_by_size", &Planted::divide_by_size},
     {"early_unlimited", &Planted::early_unlimited},
+    {"done_with_one_part", &Planted::done_with_one_part},
+    {"pass_forgotten", &Planted::pass_forgotten},
     {"shares_expire", &Planted::shares_expire},
     {"absent_earns", &Planted::absent_earns},
 };

@@ -128,6 +128,7 @@ class OpTable {
   void commit(const OpPtr& op);
   void finish(const OpPtr& op, OpStatus status, Bytes reason);
   void undo(const OpPtr& op);
+  void end_parts(const Op& op, bool committed);
   void forget_tags();
 
   EpochState& epoch_;

@@ -83,7 +83,7 @@ void OpTable::begin_parts(const Op& op) {
     const auto part = std::find_if(op.parts.begin(), op.parts.end(),
                                    [number](const PartPtr& each) { return each->channel == number; });
     if (part != op.parts.end()) channels_.at(number).begin(*part);
-    else channels_.at(number).pass(op.spec.tag, op.sequence);
+    else if (!planted_.pass_forgotten) channels_.at(number).pass(op.spec.tag, op.sequence);
   }
 }
 
@@ -174,7 +174,8 @@ void OpTable::on_report(Ns now, const Report& report) {
   std::string why;
   if (report.kind == Report::Kind::part_finished) {
     if (!op->part_finished(*report.part)) why = "a value of more contributors than there are";
-    else if (op->state == OpState::running && op->local_part_finished()) local_part_done(now, op);
+    else if (op->state == OpState::running && (op->local_part_finished() || planted_.done_with_one_part))
+      local_part_done(now, op);
   } else {
     on_frame(now, op, report, why);
   }
@@ -351,7 +352,7 @@ void OpTable::check_evidence(const OpPtr& op) {
 }
 
 void OpTable::commit(const OpPtr& op) {
-  for (const PartPtr& part : op->parts) channels_.at(part->channel).end(part, true);
+  end_parts(*op, true);
   if (op->small) op->fold();
   op->deliver();
   TagState& tag = tag_state(op->spec.tag);
@@ -384,8 +385,15 @@ void OpTable::finish(const OpPtr& op, OpStatus status, Bytes reason) {
   ++finished_count_;
 }
 
+// No channel reads or writes the caller's memory after this.
+void OpTable::end_parts(const Op& op, bool committed) {
+  for (const PartPtr& part : op.parts) {
+    channels_.at(part->channel).end(part, committed);
+  }
+}
+
 void OpTable::undo(const OpPtr& op) {
-  for (const PartPtr& part : op->parts) channels_.at(part->channel).end(part, false);
+  end_parts(*op, false);
   if (!planted_.no_restore) op->restore();
 }
 

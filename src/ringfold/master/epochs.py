@@ -263,6 +263,7 @@ class Epochs:
             verdicts=verdicts,
             world=self._run.world(),
             call=self._run.calls,
+            channels=self._settings.channels,
         )
         group.record = record
         for member in members:

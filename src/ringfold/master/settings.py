@@ -25,6 +25,8 @@ class MasterSettings:
     small_bytes: int = 16_384
     segment_bytes: int = 1_048_576
     lanes: int = 1
+    channels: int = 1
+    """How many slices an op is cut into, each with lanes of its own."""
     liveness: Liveness = field(default_factory=Liveness)
     seal_ms: int = 30_000
     attach_ms: int = 10_000
@@ -61,7 +63,16 @@ class MasterSettings:
         alive = self.liveness
         if not 0 < alive.heartbeat_ms < alive.suspect_after_ms < alive.evict_after_ms:
             raise ConfigError("need 0 < heartbeat_ms < suspect_after_ms < evict_after_ms")
-        positive = ("segment_bytes", "lanes", "seal_ms", "attach_ms", "handshake_ms", "edge_stall_ms", "bad_edge_s")
+        positive = (
+            "segment_bytes",
+            "lanes",
+            "channels",
+            "seal_ms",
+            "attach_ms",
+            "handshake_ms",
+            "edge_stall_ms",
+            "bad_edge_s",
+        )
         more = ("max_proposals", "max_unproven", "max_runs", "measure_ms", "return_ms", "op_timeout_ms")
         for name in (*positive, *more):
             if getattr(self, name) < 1:

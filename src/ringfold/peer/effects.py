@@ -48,6 +48,7 @@ class Promote:
     path: int = 0
     paths: int = 1
     epoch: Epoch = 0
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Install:
     peers_here: int
     """How many members run on this host. If they are more than its cores, a waiting engine yields the CPU to them."""
     multipath: bool = False
+    channels: int = 1
     """Some link of the ring has several lanes: ops are cut finely, so that slow and fast lanes end together."""
 
 

@@ -297,6 +297,7 @@ def _lane(effect: Promote) -> LanePromotion:
         path=effect.path,
         paths=effect.paths,
         epoch=effect.epoch,
+        channel=effect.channel,
     )
 
 
@@ -310,4 +311,5 @@ def _epoch(effect: Install) -> EpochSpec:
         segment_bytes=effect.segment_bytes,
         peers_here=effect.peers_here,
         multipath=effect.multipath,
+        channels=effect.channels,
     )

@@ -6,12 +6,14 @@ same peer, so the direction belongs to the name. The record says which end dials
 
 A peer that lists several addresses as paths declares: these are my interfaces, each on a network of its own. Path i
 leads from address i of one end to address i of the other, so every host lists its addresses in the same order. If one
-end has fewer, its addresses serve several paths in turn. A link has `lanes` lanes per path; lane k is on path k modulo
-the number of paths.
+end has fewer, its addresses serve several paths in turn. Ops are cut into slices, one for each *channel*, and each
+channel has lanes of its own: `lanes` per path. Of c channels, lane k belongs to channel k modulo c; the lanes of a
+channel take the paths in turn.
 
-A link with several lanes is *shared*: they stand in for each other, and the engine resends what was lost with one of
-them. Such a link is up when one of its lanes is, after a short wait for the others. Missing lanes are dialled again and
-again and may connect while the epoch runs. The link is lost with its last lane.
+The lanes of a link in one channel are a *bundle*. A bundle of several lanes is *shared*: they stand in for each other,
+and the engine resends what was lost with one of them. A link is up when every bundle has a lane, after a short wait for
+the others. Missing lanes are dialled again and again and may connect while the epoch runs. The link is lost with the
+last lane of one of its bundles.
 
 A record begins an attachment. Lanes of the last epoch that are still right are kept. The handshake of a lane
 (`acceptor.py` accepts inbound connections; the states of the dialler are in `states.py`):
@@ -56,6 +58,8 @@ Link = tuple[bool, PeerId]
 """outgoing, neighbour"""
 LaneKey = tuple[bool, PeerId, int]
 """outgoing, neighbour, number"""
+Bundle = tuple[bool, PeerId, int]
+"""outgoing, neighbour, channel"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +84,22 @@ def needed_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:
         return
     rank = next(rank for rank, member in enumerate(ring) if member.peer == me)
     before, after = rank - 1, (rank + 1) % len(ring)
-    for number in range(record.lanes * paths_between(ring[rank], ring[after])):
+    per_path = record.channels * record.lanes
+    for number in range(per_path * paths_between(ring[rank], ring[after])):
         yield (True, ring[after].peer, number), record.dialers[rank] == me
-    for number in range(record.lanes * paths_between(ring[rank], ring[before])):
+    for number in range(per_path * paths_between(ring[rank], ring[before])):
         yield (False, ring[before].peer, number), record.dialers[before] == me
 
 
 def route_of(record: Record, me: PeerId, lane: LaneKey) -> Route:
-    """The route of a lane from here. On a link with one path, lane i begins at the neighbour's address i."""
+    """The route of a lane from here. With one path, lane i of a channel begins at the neighbour's address i."""
     here = next(member for member in record.members if member.peer == me)
     there = next(member for member in record.members if member.peer == lane[1])
     paths = paths_between(here, there)
     if paths == 1:
-        first = lane[2] % max(1, len(there.addresses))
+        first = lane[2] // record.channels % max(1, len(there.addresses))
         return Route(0, 1, (*there.addresses[first:], *there.addresses[:first]), there.port)
-    path = lane[2] % paths
+    path = lane[2] // record.channels % paths
     target = there.addresses[path % there.paths]
     source = here.addresses[path % here.paths] if here.paths > 1 else ""
     return Route(path, paths, (target,), there.port, source)
@@ -152,6 +157,7 @@ class Lanes:
         self.record: Record | None = None
         self.attaching = False
         self._timings = timings
+        self._channels = 1
         self._needed: dict[LaneKey, bool] = {}  # -> whether this peer dials it
         self._connected: dict[LaneKey, int] = {}
         self._dials: dict[LaneKey, LaneDial] = {}
@@ -170,6 +176,9 @@ class Lanes:
         self._attach_deadline_ns = now_ns + self._timings.attach_ms * MS
         self._path_deadline_ns = now_ns + self._timings.path_patience_ms * MS
         before = Counter(lane[:2] for lane in self._needed)
+        if record.channels != self._channels:
+            before.clear()  # every lane has another place
+        self._channels = record.channels
         self._needed = dict(needed_lanes(record, self.me))
         same = {link for link, count in Counter(lane[:2] for lane in self._needed).items() if before[link] == count}
         for lane, conn in sorted(self._connected.items()):
@@ -213,7 +222,11 @@ class Lanes:
         return now_ns >= self._path_deadline_ns and not self._missing_links()
 
     def _missing_links(self) -> set[Link]:
-        return {lane[:2] for lane in self._needed} - {lane[:2] for lane in self._connected}
+        needed, connected = ({self._bundle(lane) for lane in lanes} for lanes in (self._needed, self._connected))
+        return {bundle[:2] for bundle in needed - connected}
+
+    def _bundle(self, lane: LaneKey) -> Bundle:
+        return *lane[:2], lane[2] % self._channels
 
     def failed_edges(self, now_ns: int) -> list[EdgeFailure]:
         """All edges that cannot be connected, once nothing else is left to wait for; empty until then."""
@@ -280,7 +293,7 @@ class Lanes:
             update.effects += self._retry(now_ns, dial, reason)
         elif (lane := next((lane for lane, each in self._connected.items() if each == conn), None)) is not None:
             del self._connected[lane]
-            if self._is_up(lane[:2]):
+            if self._is_up(self._bundle(lane)):
                 update.effects.append(Notify(LaneLost(lane[1], lane[0], lane[2], reason)))
                 update.effects += self._start_dial(now_ns, lane, pause=True) if self._needed.get(lane) else []
             else:
@@ -339,7 +352,7 @@ class Lanes:
         dial.conn = None
         dial.retry_ns = None
         late = now_ns >= dial.deadline_ns
-        if late and not self._is_up(dial.lane[:2]):
+        if late and not self._is_up(self._bundle(dial.lane)):
             dial.enter(DialInput.GIVE_UP)
             return []
         dial.attempts += 1
@@ -396,7 +409,8 @@ class Lanes:
         if fault is not None:
             return fault
         stale = self._connected.get(lane)
-        if not self.attaching and not (self._is_shared(lane[:2]) and self._is_up(lane[:2])):
+        bundle = self._bundle(lane)
+        if not self.attaching and not (self._is_shared(bundle) and self._is_up(bundle)):
             # This peer is attached, and the neighbour is not: frames that were sent on the old lane since are lost.
             reason = f"peer {lane[1]} connects again, so it has lost the link"
             refusal = Refused(f"epoch {hello.epoch} is not being attached here any more")
@@ -410,8 +424,8 @@ class Lanes:
         closing: list[Effect] = []
         if stale is not None:
             closing.append(CloseConn(stale, "the neighbour has opened a newer connection"))
-        # Frames of a shared link's stale lane move to the other lanes: the new one must be up before.
-        return LaneUpdate([*taking, *closing] if self._is_shared(lane[:2]) else [*closing, *taking])
+        # Frames of a shared bundle's stale lane move to the other lanes: the new one must be up before.
+        return LaneUpdate([*taking, *closing] if self._is_shared(bundle) else [*closing, *taking])
 
     def _lane_of(self, hello: LaneHello) -> LaneKey:
         outgoing = hello.source == self.me
@@ -456,16 +470,17 @@ class Lanes:
         """The connection is this lane from now on."""
         assert self.record is not None
         self._connected[lane] = conn
-        if not self._is_shared(lane[:2]):
-            return [Promote(conn, *lane)]
+        bundle = self._bundle(lane)
+        if not self._is_shared(bundle):
+            return [Promote(conn, *lane, channel=bundle[2])]
         route = route_of(self.record, self.me, lane)
-        return [Promote(conn, *lane, True, route.path, route.paths, self.record.epoch)]
+        return [Promote(conn, *lane, True, route.path, route.paths, self.record.epoch, bundle[2])]
 
-    def _is_shared(self, link: Link) -> bool:
-        return sum(lane[:2] == link for lane in self._needed) > 1
+    def _is_shared(self, bundle: Bundle) -> bool:
+        return sum(self._bundle(lane) == bundle for lane in self._needed) > 1
 
-    def _is_up(self, link: Link) -> bool:
-        return any(lane[:2] == link for lane in self._connected)
+    def _is_up(self, bundle: Bundle) -> bool:
+        return any(self._bundle(lane) == bundle for lane in self._connected)
 
     def _by_key(self, key: int) -> LaneDial | None:
         return next((dial for dial in self._dials.values() if dial.key == key), None)

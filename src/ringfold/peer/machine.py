@@ -354,6 +354,7 @@ class PeerMachine:
             segment_bytes=record.segment_bytes,
             peers_here=max(1, sum(member.host == self.identity.host for member in record.members)),
             multipath=record.lanes > 1 or any(member.paths > 1 for member in record.members),
+            channels=record.channels,
         )
         return [install, *self._send_to_master(messages.Attached(record.epoch)), *dialling]
 

@@ -203,6 +203,14 @@ def draw_stalls(seed: int, base: Setup | None = None) -> Scenario:
     return replace(scenario, setup=setup, work=work, plan=plan, masters=masters, limit_ms=5 * LIMIT_MS)
 
 
+def draw_channels(seed: int, base: Setup | None = None) -> Scenario:
+    """The scenario of a seed with 2 to 4 channels: their lanes move, break and are late in any order."""
+    scenario = draw(seed, base)
+    channels = Random(f"channels {seed}").choice((2, 3, 4))
+    settings = replace(scenario.setup.settings, channels=channels)
+    return replace(scenario, setup=replace(scenario.setup, settings=settings))
+
+
 def _training(rng: Random, seed: int, peers: int) -> Training:
     steps = rng.choice((rng.randint(4, 12), rng.randint(12, 40)))
     return Training(
@@ -297,6 +305,14 @@ def run_stalls(seed: int, base: Setup | None = None, *, echo: Callable[[str], No
         return run_scenario(seed, draw_stalls(seed, base), echo=echo)
     except SimulationFailure as failure:
         raise SimulationFailure(failure.seed, failure.text, failure.tail, "--stalls") from failure
+
+
+def run_channels(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed with several channels; a broken promise raises SimulationFailure."""
+    try:
+        return run_scenario(seed, draw_channels(seed, base), echo=echo)
+    except SimulationFailure as failure:
+        raise SimulationFailure(failure.seed, failure.text, failure.tail, "--channels") from failure
 
 
 def run_scenario(seed: int, scenario: Scenario, *, echo: Callable[[str], None] | None = None) -> Outcome:

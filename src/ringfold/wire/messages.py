@@ -520,7 +520,8 @@ class Record(Message, frozen=True, tag="record"):
 
     `dialers[i]` is the peer that dials the lanes of edge i, from members[i] to members[i + 1]. Up to `registrations`
     every registered peer was admitted or is gone; `pending`: more have registered by now. `lanes` is the number of
-    lanes per path. `call` is the number of the run-wide call that admits the newcomers (`CallDone`).
+    lanes per path and channel, `channels` how many slices an op is cut into. `call` is the number of the run-wide call
+    that admits the newcomers (`CallDone`).
     """
 
     group: GroupId
@@ -541,6 +542,7 @@ class Record(Message, frozen=True, tag="record"):
     verdicts: list[Verdict]
     world: World
     call: int = 0
+    channels: int = 1
 
 
 class Attached(Message, frozen=True, tag="attached"):

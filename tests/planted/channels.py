@@ -1,0 +1,18 @@
+"""Channels that do not wait for each other, on purpose: the simulation of channels must find them."""
+
+from functools import partial
+
+from planted import Bug
+from ringfold.testing.scenario import run_channels
+from ringfold.testing.simulation import Setup
+
+BUGS: dict[str, Bug] = {
+    "done_with_one_part": Bug(
+        "a Done leaves when one channel has its part of the op",
+        partial(run_channels, base=Setup(planted="done_with_one_part")),
+    ),
+    "pass_forgotten": Bug(
+        "a channel is not told of ops that it has no part of",
+        partial(run_channels, base=Setup(planted="pass_forgotten")),
+    ),
+}
