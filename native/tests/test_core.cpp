@@ -234,7 +234,7 @@ TEST(ops_that_are_not_cut_use_all_channels) {
   for (std::size_t r = 0; r < 3; ++r) {
     for (int tag = 0; tag < 8; ++tag) {
       ids[r].push_back(ring.core(r).submit(1, on_tag(tag, call(data[tag][r]))));
-      if (r == 0) ++homes[ring.core(0).find(ids[0][tag])->home()];
+      if (r == 0) ++homes[ring.core(0).find(ids[0][tag])->parts.back()->channel];
     }
   }
   CHECK(homes == std::vector<int>(4, 2));
@@ -257,6 +257,33 @@ TEST(a_lane_that_breaks_in_one_channel_ends_the_link_in_all) {
   int lost = 0;
   while (const auto event = core.next_event()) lost += event->kind == Event::Kind::link_lost;
   CHECK(lost == 1 && core.lanes().size() == 3 && core.take_closing().size() == 3);
+}
+
+// A small op and one that is not, in channels of their own, on the same tag: their descriptors must meet.
+TEST(a_mismatch_is_seen_whatever_the_channels_are) {
+  for (const std::uint32_t skipped : {0u, 1u, 2u}) {
+    Ring ring(3, 1, 64, 1024, 1, false, 3);
+    ring.install(1);
+    std::vector<float> little(4), much(100);
+    for (std::uint32_t op = 0; op < skipped; ++op) {
+      std::vector<std::vector<float>> data(3, std::vector<float>(100));
+      for (std::size_t r = 0; r < 3; ++r) ring.core(r).submit(1, call(data[r]));
+      ring.run();
+    }
+    ring.core(0).submit(1, call(little));
+    ring.core(1).submit(1, call(little));
+    for (int i = 0; i < 20; ++i) ring.move();
+    ring.core(2).submit(1, call(much));
+    ring.run();
+    int seen = 0;
+    for (std::size_t r = 0; r < 3; ++r) {
+      while (const auto event = ring.core(r).next_event()) {
+        seen += event->kind == Event::Kind::mismatch;
+        CHECK(event->kind != Event::Kind::link_lost);
+      }
+    }
+    CHECK(seen >= 1);
+  }
 }
 
 TEST(other_kinds) {

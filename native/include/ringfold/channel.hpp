@@ -101,8 +101,8 @@ class Channel {
   // about the op. After end() no lane reads from the caller's memory any more.
   void begin(const PartPtr& part);
   void replay(const PartPtr& part);
-  // The op has no part here: whatever comes of it is wrong.
-  void pass(std::uint64_t tag, std::uint32_t sequence);
+  // The op has no part here: whatever comes of it is wrong, or of another op that a member has in its place.
+  void pass(const Op& op);
   void end(const PartPtr& part, bool committed);
   // A frame about an op as a whole.
   void send(bool to_next, const FrameHeader& header, Payload payload);

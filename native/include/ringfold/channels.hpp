@@ -1,5 +1,7 @@
 // All channels of a core. An epoch's record says how many of them carry ops; a lane says which one it belongs to.
 //
+// Channel 0 carries what is about an op as a whole: Open, Absent and Done. The others carry segments, and Ready.
+//
 // Channels share nothing but the epoch and the advice about paths, which only change while nobody drives any of them.
 // What is asked about all of them together is answered here.
 #pragma once

@@ -81,10 +81,10 @@ class Op {
   // Begins (again) in an epoch, as the `sequence`-th op of its tag. Everything of an earlier attempt is forgotten.
   //
   // A large op has a part in every channel. Where a part would be shorter than half a segment, the op is not cut: such
-  // ops take turns with the channels, so that several in flight use all of them. A small op is on channel 0.
+  // ops take turns with the channels, so that several in flight use all of them. Every op has a part in channel 0,
+  // which may be empty: that channel carries the frames about the op as a whole, also where members disagree what it
+  // is.
   void start(const Cut& cut, std::uint32_t sequence, BackupPool& pool);
-  // The channel that carries the frames about the op as a whole.
-  std::uint32_t home() const { return parts.front()->channel; }
 
   bool reduces() const { return spec.kind == OpKind::all_reduce || spec.kind == OpKind::reduce_scatter; }
   // Whether what is overwritten is saved.
@@ -119,6 +119,8 @@ class Op {
   void release_memory(BackupPool& pool);
 
  private:
+  Plan no_plan() const;
+
   std::uint32_t rank_ = 0, size_ = 1;
   std::size_t unfinished_parts_ = 0;
   std::vector<bool> absent_;  // by rank

@@ -111,7 +111,6 @@ class OpTable {
   void start(Ns now, const OpPtr& op);
   void begin_in_epoch(Ns now, Op& op);
   void begin_parts(const Op& op);
-  Channel& home(const Op& op) { return channels_.at(op.home()); }
   OpPtr running_op(const PartPtr& part) const;
 
   // Frames about an op as a whole. Each returns false with a reason when the neighbour breaks the protocol.

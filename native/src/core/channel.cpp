@@ -367,19 +367,22 @@ void Channel::replay(const PartPtr& part) {
   }
 }
 
-void Channel::pass(std::uint64_t tag, std::uint32_t sequence) {
-  TagState& state = tag_state(tag);
-  state.next = sequence + 1;
-  if (state.stash.empty()) return;
-  const bool from_next = state.stash.front().from_next;
-  state.stash.clear();
-  state.stash_bytes = 0;
+void Channel::pass(const Op& op) {
+  TagState& tag = tag_state(op.spec.tag);
+  tag.next = op.sequence + 1;
+  const std::vector<Stashed> stashed = std::exchange(tag.stash, {});
+  tag.stash_bytes = 0;
   for (const bool direction : {false, true}) {
-    const std::size_t stashed = std::exchange(state.stashed_segments[direction], 0);
-    stashed_segments_[direction] -= stashed;
-    early_received_[direction] -= stashed;
+    const std::size_t early = std::exchange(tag.stashed_segments[direction], 0);
+    stashed_segments_[direction] -= early;
+    early_received_[direction] -= early;
   }
-  violation(from_next, "frames of an op that this channel has no part of");
+  for (const Stashed& frame : stashed) {
+    if (frame.header.fingerprint != op.fingerprint)
+      continue;  // its descriptor shows that, and the op ends by a verdict
+    violation(frame.from_next, "a frame of an op that this channel has no part of");
+    return;
+  }
 }
 
 void Channel::end(const PartPtr& part, bool committed) {
@@ -599,9 +602,10 @@ Ns Channel::last_received() const {
   return last;
 }
 
+// Dones come on channel 0.
 bool Channel::is_waiting() const {
   return std::any_of(running_.begin(), running_.end(),
-                     [](const PartPtr& part) { return !part->is_finished() || part->channel == part->op.home(); });
+                     [](const PartPtr& part) { return !part->is_finished() || part->channel == 0; });
 }
 
 // Paths.

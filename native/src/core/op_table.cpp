@@ -83,7 +83,7 @@ void OpTable::begin_parts(const Op& op) {
     const auto part = std::find_if(op.parts.begin(), op.parts.end(),
                                    [number](const PartPtr& each) { return each->channel == number; });
     if (part != op.parts.end()) channels_.at(number).begin(*part);
-    else if (!planted_.pass_forgotten) channels_.at(number).pass(op.spec.tag, op.sequence);
+    else if (!planted_.pass_forgotten) channels_.at(number).pass(op);
   }
 }
 
@@ -101,7 +101,7 @@ void OpTable::start(Ns now, const OpPtr& op) {
   tag_state(op->spec.tag).running = op;
   running_.push_back(op);
   const bool whole_through_master = op->small && spec.evidence_by_master;
-  if (!whole_through_master) home(*op).send(true, op->header(LaneFrame::open), raw(op->descriptor));
+  if (!whole_through_master) channels_.at(0).send(true, op->header(LaneFrame::open), raw(op->descriptor));
   const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
   begin_parts(*op);
   if (op->small) op->payloads[spec.rank] = op->own_payload();
@@ -229,7 +229,7 @@ bool OpTable::on_absent(Ns now, const OpPtr& op, const Report& report, std::stri
 void OpTable::send_absent(const Op& op, bool to_next, std::uint32_t origin) {
   FrameHeader header = op.header(LaneFrame::absent);
   header.origin = origin;
-  home(op).send(to_next, header, {});
+  channels_.at(0).send(to_next, header, {});
 }
 
 bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
@@ -342,7 +342,7 @@ void OpTable::send_done(Op& op, bool to_next, std::uint32_t origin, std::uint64_
   if (op.small) payload = op.payloads[origin];
   header.contributors = !op.small || payload.is_there() ? 1 : 0;
   op.result.sent_bytes += payload.size();
-  home(op).send(to_next, header, std::move(payload));
+  channels_.at(0).send(to_next, header, std::move(payload));
 }
 
 void OpTable::check_evidence(const OpPtr& op) {

@@ -95,10 +95,7 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   unfinished_parts_ = 0;
   if (small) {
     payloads.resize(size_);
-    Plan nothing;
-    nothing.rank = rank_;
-    nothing.size = size_;
-    parts.push_back(std::make_shared<OpPart>(*this, 0, std::move(nothing)));
+    parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));
     return;
   }
   if (saves() || spec.kind == OpKind::reduce_scatter) {
@@ -116,10 +113,18 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   for (std::uint32_t slice = 0; slice < slices; ++slice) {
     Plan plan = make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices});
     const auto channel = is_cut ? slice : static_cast<std::uint32_t>((spec.tag + sequence) % cut.channels);
+    if (parts.empty() && channel > 0) parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));
     parts.push_back(std::make_shared<OpPart>(*this, channel, std::move(plan)));
   }
   unfinished_parts_ = static_cast<std::size_t>(
       std::count_if(parts.begin(), parts.end(), [](const PartPtr& part) { return !part->is_finished(); }));
+}
+
+Plan Op::no_plan() const {
+  Plan nothing;
+  nothing.rank = rank_;
+  nothing.size = size_;
+  return nothing;
 }
 
 FrameHeader Op::header(LaneFrame kind) const {
