@@ -235,7 +235,8 @@ class SimRelay:
                 pass
 
     def lost(self, conn: Conn) -> None:
-        if self._links.pop(conn.id, None) is not None:
+        if self._links.get(conn.id) is conn:  # one that was lost on its way here has no number of this relay's
+            del self._links[conn.id]
             self.event(LinkClosed(conn.id, "reset"))
 
     # The machine
