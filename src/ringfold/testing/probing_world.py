@@ -487,7 +487,10 @@ class ProbingMaster:
             self._heard.add(event.node)
         if self.machine.is_gathering and event.report.round == self.machine.round:
             self._reported.add(event.node)
-        if (ended_ns := self._ended_ns.get(event.report.round)) is not None:
+        begun = self.world.history.rounds.get(event.report.round)
+        # Of a node that has connected again since, a master knows nothing yet.
+        is_known = begun is not None and begun.told.get(event.node) is self.conns.get(event.node)
+        if is_known and (ended_ns := self._ended_ns.get(event.report.round)) is not None:
             took_ns = self.world.now - ended_ns
             self._slowest_ns[event.node] = max(took_ns, self._slowest_ns.get(event.node, 0))
 
