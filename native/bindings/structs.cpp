@@ -173,6 +173,7 @@ void bind_epochs(nb::module_& m) {
   epoch.def_ro("peers_here", &EpochSpec::peers_here, "Members on this host.");
   epoch.def_ro("multipath", &EpochSpec::multipath);
   epoch.def_ro("channels", &EpochSpec::channels, "Channels that carry ops.");
+  m.attr("MAX_CHANNELS") = max_channels;
 
   nb::class_<SealedOp> sealed(m, "OpAtSeal", "The state of an op when its epoch was sealed.");
   sealed.def_ro("tag", &SealedOp::tag);

@@ -152,6 +152,8 @@ class EpochSpec:
     def channels(self) -> int:
         """Channels that carry ops."""
 
+MAX_CHANNELS: int = 16
+
 class OpAtSeal:
     """The state of an op when its epoch was sealed."""
 

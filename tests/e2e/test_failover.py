@@ -20,7 +20,7 @@ from ringfold.runtime import master_client
 from ringfold.wire.probing import RoundId
 
 LARGE = 1_000_000
-LEASE_S = 1.0
+LEASE_S = 3.0
 
 
 def start_on(

@@ -15,7 +15,8 @@ from ringfold.tools.shaped import ShapedNetwork
 
 pytestmark = pytest.mark.netns
 
-LEASE_S = 1.0
+LEASE_S = 3.0
+"""Longer than a loaded machine delays a master: the cable is the only reason to lose it."""
 MASTERS, STORE, PEERS = (0, 1), 2, 3
 """Hosts."""
 
@@ -69,10 +70,11 @@ def test_a_leader_that_is_cut_off_is_replaced_and_does_no_harm(
     for peer in peers:
         step_with(peer, 2, after=cut)
     assert leader_of(network, standby.address) == standby.address
+    recorded = len(standby.events("epoch_recorded"))
     plugged = network.plug(MASTERS[0])
     leader.expect_log(f"stands by ({standby.address} leads)")
     for peer in peers:
         step_with(peer, 2, after=plugged)
-    assert len(standby.events("epoch_recorded")) == 1, "the deposed leader's return changed nothing"
+    assert len(standby.events("epoch_recorded")) == recorded, "the deposed leader's return changed nothing"
     assert not any(peer.reports("evicted") for peer in peers)
     end_training(peers)

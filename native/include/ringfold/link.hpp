@@ -64,8 +64,8 @@ class Link {
   // Sends a control frame over the lane that is likely to deliver it first. Without a lane it is dropped.
   void send(const FrameHeader& header, Payload payload);
   void flush_all();
-  // Those lanes that may have waited for the others.
-  void flush_idle(const Lane* but = nullptr);
+  // Those lanes that may have waited for this one.
+  void flush_idle_but(const Lane& lane);
 
   // Whether this lane may take the next segment of a part, rather than another one.
   bool may_take(const Lane& lane, const OpPart& part) const;

@@ -40,10 +40,12 @@ struct MessageConnection : Connection {
   MessageConnection& operator=(MessageConnection&&) = delete;
   ~MessageConnection();
 
+  bool accepted = false;  // not dialled
   bool is_control = false;
   bool closing = false;  // what is queued is sent, then it is closed
   Ns closing_since = 0;
-  std::uint64_t sent_total = 0;
+  std::size_t offered = 0;  // how much could be read at once
+  std::uint64_t received_total = 0, sent_total = 0;
   SendQueue<MessageFrame> tx{};
   std::unique_ptr<BulkChannel> bulk{};
 

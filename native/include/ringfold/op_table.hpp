@@ -72,7 +72,7 @@ class OpTable {
 
   // What was heard about ops. on_evidence: false, with a reason, when the master breaks the protocol.
   void on_report(Ns now, const Report& report);
-  bool on_evidence(Ns now, const std::byte* body, std::size_t bytes, std::string& why);
+  bool on_evidence(const std::byte* body, std::size_t bytes, std::string& why);
   // Dones for the master.
   std::vector<Bytes> take_dones() { return std::exchange(dones_, {}); }
 

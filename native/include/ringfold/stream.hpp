@@ -10,7 +10,6 @@
 #include <deque>
 #include <iterator>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -131,13 +130,9 @@ class SendQueue {
 // A connection, whatever it carries.
 struct Connection {
   ConnId id = 0;
-  std::string remote{};
-  bool accepted = false;
   bool held = false;   // not to be read now
   bool dirty = false;  // in the list of those to be flushed
   ReceiveBuffer rx{};
-  std::size_t offered = 0;  // how much could be read at once
-  std::uint64_t received_total = 0;
 };
 
 // Connections to be flushed, each once, in the order in which they got something to send.

@@ -142,7 +142,6 @@ void Channel::received(Ns now, ConnId id, std::size_t bytes) {
   Lane& from = lane(id);
   from.rx.filled(bytes);
   from.last_received = now;
-  from.received_total += bytes;
   stats_.received_bytes += bytes;
   process(from);
 }
@@ -536,7 +535,7 @@ void Channel::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns r
   Lane& of = lane(id);
   of.meter.acknowledged(now, unacknowledged, rtt, min_rtt, !of.tx.empty(), of.sharing.shared);
   // An idle lane checks again whether to take over from this one.
-  if (of.sharing.shared && unacknowledged > 0) link_of(id).flush_idle(&of);
+  if (of.sharing.shared && unacknowledged > 0) link_of(id).flush_idle_but(of);
 }
 
 // Epochs.

@@ -24,10 +24,9 @@ ConnId Core::open(std::string remote, bool accepted) {
   MessageConnection conn;
   conn.id = next_conn_++;
   conn.accepted = accepted;
-  conn.remote = std::move(remote);
   if (accepted) {
     Event event{.kind = Event::Kind::accepted, .conn = conn.id};
-    event.text = conn.remote;
+    event.text = std::move(remote);
     events_.push(std::move(event));
   }
   const ConnId id = conn.id;
@@ -212,7 +211,7 @@ void Core::on_control_frame(Ns now, const MessageConnection::Incoming& frame, st
       why = "a heartbeat of " + std::to_string(frame.bytes) + " bytes";
     }
   } else if (frame.kind == ControlFrame::evidence) {
-    ops_.on_evidence(now, frame.body, frame.bytes, why);
+    ops_.on_evidence(frame.body, frame.bytes, why);
   } else {
     why = "a Done from the master";
   }

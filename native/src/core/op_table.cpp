@@ -262,7 +262,7 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
   return true;
 }
 
-bool OpTable::on_evidence(Ns, const std::byte* body, std::size_t bytes, std::string& why) {
+bool OpTable::on_evidence(const std::byte* body, std::size_t bytes, std::string& why) {
   Reader reader(body, bytes);
   std::uint32_t epoch = 0, sequence = 0, fingerprint = 0;
   std::uint64_t tag = 0, registrations = 0;

@@ -59,9 +59,9 @@ void Link::flush_all() {
   for (auto& [id, lane] : lanes_) context_.flush.add(lane);
 }
 
-void Link::flush_idle(const Lane* but) {
-  for (auto& [id, lane] : lanes_) {
-    if (&lane != but && lane.tx.empty()) context_.flush.add(lane);
+void Link::flush_idle_but(const Lane& lane) {
+  for (auto& [id, other] : lanes_) {
+    if (id != lane.id && other.tx.empty()) context_.flush.add(other);
   }
 }
 
@@ -198,7 +198,7 @@ void Link::count_assigned(const Lane& lane, OpPart& part, std::size_t bytes) {
   path_bytes_[lane.sharing.path] += bytes;
   if (context_.advice.empty()) return;
   charge(lane, static_cast<double>(bytes));
-  flush_idle(&lane);  // others had to wait until this one had taken its share
+  flush_idle_but(lane);  // others had to wait until this one had taken its share
 }
 
 // The tail of one lane goes to another one: so many bytes of payload, which the slow one has sent, too, unless they

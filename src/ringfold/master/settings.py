@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 from ringfold.config import Resolved, Value
 from ringfold.errors import ConfigError
+from ringfold.limits import MAX_CHANNELS, MAX_LANES_OF_A_PATH
 from ringfold.probe.nodes.nodes_file import read_graph
 from ringfold.probe.rounds.settings import DENSITIES, Adaptive, RoundSettings
 from ringfold.wire.messages import EvidenceBy, Liveness
@@ -77,6 +78,11 @@ class MasterSettings:
         for name in (*positive, *more):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.channels > MAX_CHANNELS or self.lanes * self.channels > MAX_LANES_OF_A_PATH:
+            raise ConfigError(
+                f"{self.channels} channels with {self.lanes} lanes each: at most {MAX_CHANNELS} channels, and "
+                f"{MAX_LANES_OF_A_PATH} lanes together, are possible"
+            )
         for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s", "resume_wait_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
-from ringfold.limits import MAX_PATHS
+from ringfold.limits import MAX_CHANNELS, MAX_LANES_OF_A_PATH, MAX_PATHS
 from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Notify, ResumeReading, SendMessage
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.states import CONTROL_TRANSITIONS, ControlInput, ControlState, next_state
@@ -354,8 +354,6 @@ CONTROL_KEY = 0
 
 _I31, _U32, _U63, _U64 = 1 << 31, 1 << 32, 1 << 63, 1 << 64
 MAX_MEMBERS = 65_535
-MAX_LANES = 4_096
-MAX_CHANNELS = 16
 """Of one link: far more than the setting `lanes` allows."""
 MAX_MEASURE_MS = 3_600_000
 MAX_EVICT_MS = 24 * 3_600_000
@@ -417,10 +415,10 @@ def _record_fault(record: Record) -> str | None:
         dialer not in edge for dialer, edge in zip(record.dialers, edges, strict=True)
     ):
         return "its dialers are not ends of its edges"
-    if not 0 < record.lanes <= MAX_LANES // MAX_PATHS:
-        return f"{record.lanes} lanes"
     if not 0 < record.channels <= MAX_CHANNELS:
         return f"{record.channels} channels"
+    if not 0 < record.lanes * record.channels <= MAX_LANES_OF_A_PATH:
+        return f"{record.lanes} lanes in each of {record.channels} channels"
     if not (0 <= record.small_bytes < _I31 and 0 < record.segment_bytes < _I31):
         return f"small ops up to {record.small_bytes} bytes, segments of {record.segment_bytes}"
     if not 0 <= record.registrations < _U63:

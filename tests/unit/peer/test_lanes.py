@@ -47,8 +47,8 @@ def test_every_channel_has_its_lanes_on_every_path(channels: int, lanes: int, pa
     assert places == {(link, c, path): lanes for link in links for c in range(channels) for path in range(paths)}
 
 
-def connected(lanes: Lanes, now_ns: int, numbers: list[int]) -> list[Promote]:
-    """Lanes 0 and so on of both links are up; what they were promoted to."""
+def connected(lanes: Lanes, numbers: list[int]) -> list[Promote]:
+    """Lanes with these numbers are up, of both links; what they were promoted to."""
     promoted: list[Promote] = []
     for outgoing, peer in ((True, 2), (False, 3)):
         for number in numbers:
@@ -62,9 +62,9 @@ def test_a_link_is_up_when_every_channel_has_a_lane() -> None:
     lanes.me = 1
     lanes.begin(0, record(2, lanes=2))
     late_ns = 10**12
-    connected(lanes, 0, [0, 2])  # both of channel 0
+    connected(lanes, [0, 2])  # both of channel 0
     assert not lanes.is_complete(late_ns)
-    promoted = connected(lanes, 0, [1])
+    promoted = connected(lanes, [1])
     assert lanes.is_complete(late_ns)
     assert not lanes.is_complete(0), "it waits a moment for the other lanes"
     assert [effect.channel for effect in promoted] == [1, 1]
@@ -75,7 +75,7 @@ def test_the_last_lane_of_a_channel_ends_the_link() -> None:
     lanes = Lanes(PeerTimings())
     lanes.me = 1
     lanes.begin(0, record(2, lanes=2))
-    connected(lanes, 0, [0, 1, 2])
+    connected(lanes, [0, 1, 2])
     lanes.installed(10**12)
     assert not lanes.closed(10**12, 200, "reset").lost, "lane 2 is of the same channel"
     update = lanes.closed(10**12, 201, "reset")
@@ -87,7 +87,7 @@ def test_another_number_of_channels_connects_every_lane_again() -> None:
     lanes = Lanes(PeerTimings())
     lanes.me = 1
     lanes.begin(0, record(1, lanes=2))
-    connected(lanes, 0, [0, 1])
+    connected(lanes, [0, 1])
     lanes.installed(10**12)
     lanes.begin(10**12, record(2, lanes=1, epoch=2))
     assert not lanes._connected
