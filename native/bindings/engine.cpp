@@ -57,8 +57,8 @@ class PyEngine {
     bool finished = false;
     {
       nb::gil_scoped_release free;
-      engine_.with_core([&](Core& core, Ns) {
-        found = core.find(op);
+      engine_.look_at_ops([&](OpTable& ops) {
+        found = ops.find(op);
         finished = found != nullptr && found->state == OpState::finished;
       });
     }
@@ -104,9 +104,9 @@ class PyEngine {
     OpPtr found;
     {
       nb::gil_scoped_release free;
-      engine_.locked([&](Core& core) {
-        found = core.find(op);
-        core.ops().release(op);
+      engine_.look_at_ops([&](OpTable& ops) {
+        found = ops.find(op);
+        ops.release(op);
       });
     }
     kept_.erase(op);
@@ -120,11 +120,11 @@ class PyEngine {
     std::vector<std::uint64_t> ended;
     {
       nb::gil_scoped_release free;
-      engine_.locked([&](Core& core) {
+      engine_.look_at_ops([&](OpTable& ops) {
         for (const std::uint64_t op : unwanted) {
-          const OpPtr found = core.find(op);
+          const OpPtr found = ops.find(op);
           if (found != nullptr && found->state != OpState::finished) continue;
-          core.ops().release(op);
+          ops.release(op);
           ended.push_back(op);
         }
       });
@@ -200,7 +200,7 @@ void bind_engine(nb::module_& m) {
       "path_rates",
       [](PyEngine& self, PeerId peer) {
         nb::gil_scoped_release free;
-        const auto found = self.engine().locked([&](Core& core) { return core.path_rates(monotonic_now(), peer); });
+        const auto found = self.engine().look([&](Core& core) { return core.path_rates(monotonic_now(), peer); });
         return std::vector<std::uint64_t>(found.begin(), found.end());
       },
       "peer"_a,
@@ -209,7 +209,7 @@ void bind_engine(nb::module_& m) {
       "path_rtts",
       [](PyEngine& self, PeerId peer) {
         nb::gil_scoped_release free;
-        const auto found = self.engine().locked([&](Core& core) { return core.path_rtts(monotonic_now(), peer); });
+        const auto found = self.engine().look([&](Core& core) { return core.path_rtts(monotonic_now(), peer); });
         std::vector<std::pair<std::uint64_t, std::uint64_t>> rtts;
         rtts.reserve(found.size());
         for (const Rtt& rtt : found) rtts.emplace_back(rtt.smoothed / 1'000, rtt.min / 1'000);
@@ -240,7 +240,7 @@ void bind_engine(nb::module_& m) {
       "tags_in_flight",
       [](PyEngine& self) {
         nb::gil_scoped_release free;
-        return self.engine().locked([](Core& core) { return core.ops().tags_in_flight(); });
+        return self.engine().look_at_ops([](OpTable& ops) { return ops.tags_in_flight(); });
       },
       "The tags of all ops that have not ended.");
   cls.def("run_op", &PyEngine::run_op, "op"_a, "Drive from this thread until the op ended; its result, once.");

@@ -122,7 +122,7 @@ class Peer {
 };
 
 struct Shape {
-  std::uint32_t size = 3, lanes = 1, paths = 1;
+  std::uint32_t size = 3, lanes = 1, paths = 1, channels = 1;
   std::size_t small = 256, segment = 4096;
   Ns spin = 100'000;
 };
@@ -151,10 +151,10 @@ class Ring {
 
   void connect() {
     for (std::uint32_t i = 0; i < size(); ++i) {
-      for (std::uint32_t lane = 0; lane < shape_.lanes; ++lane) {
-        const std::uint32_t next = (i + 1) % size();
+      for (std::uint32_t lane = 0; lane < shape_.lanes * shape_.channels; ++lane) {
+        const std::uint32_t next = (i + 1) % size(), channel = lane / shape_.lanes;
         const auto [out, in] = connection(i, next);
-        const Sharing sharing{shape_.lanes > 1, lane % shape_.paths, shape_.paths, 0};
+        const Sharing sharing{shape_.lanes > 1, lane % shape_.lanes % shape_.paths, shape_.paths, 0, channel};
         engine(i).with_core([&](Core& core, Ns now) { core.promote(now, out, true, next, lane, sharing); });
         engine(next).with_core([&](Core& core, Ns now) { core.promote(now, in, false, i, lane, sharing); });
       }
@@ -169,6 +169,7 @@ class Ring {
       EpochSpec spec{epoch_, i, size(), members, false, shape_.small, shape_.segment};
       spec.peers_here = size();
       spec.multipath = shape_.lanes > 1;
+      spec.channels = shape_.channels;
       engine(i).with_core([&](Core& core, Ns now) { core.install(now, spec); });
     }
   }
@@ -214,7 +215,7 @@ OpSpec all_reduce(std::vector<float>& values, std::uint64_t tag, Retry retry = R
 }
 
 OpStatus status_of(Engine& engine, std::uint64_t op) {
-  return engine.locked([&](Core& core) {
+  return engine.look([&](Core& core) {
     const OpPtr found = core.find(op);
     const OpStatus status = found == nullptr ? OpStatus::failed : found->result.status;
     core.ops().release(op);
@@ -259,7 +260,7 @@ void look_around(Ring& ring, const std::atomic<bool>& enough) {
   while (!enough.load()) {
     for (std::uint32_t i = 0; i < ring.size(); ++i) {
       Engine& engine = ring.engine(i);
-      engine.locked([&](Core& core) {
+      engine.look([&](Core& core) {
         core.ops().tags_in_flight();
         core.path_rates(monotonic_now(), (i + 1) % ring.size());
         core.path_rtts(monotonic_now(), (i + 1) % ring.size());
@@ -290,9 +291,9 @@ void many_threads_call_at_once(Shape shape) {
   enough.store(true);
 }
 
-TEST(a_lost_link_costs_an_epoch_and_no_op) {
+void a_lost_link_costs_an_epoch_and_no_op(Shape shape) {
   const DescriptorCheck check_descriptors;
-  Ring ring({.size = 3});
+  Ring ring(shape);
   Threads callers;
   for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
     for (std::uint64_t tag = 0; tag < 3; ++tag) {
@@ -303,16 +304,16 @@ TEST(a_lost_link_costs_an_epoch_and_no_op) {
     const std::uint32_t rank = loss % ring.size();
     ring.engine(rank).with_core([](Core& core, Ns) {
       const std::vector<LaneInfo> lanes = core.lanes();
-      core.close(lanes.front().conn);
+      core.close(lanes[core.stats().committed % lanes.size()].conn);
     });
     ring.next_epoch();
   }
   callers.join();
 }
 
-TEST(a_lost_lane_of_several_costs_nothing) {
+void a_lost_lane_of_several_costs_nothing(Shape shape) {
   const DescriptorCheck check_descriptors;
-  Ring ring({.size = 2, .lanes = 4, .paths = 2});
+  Ring ring(shape);
   Threads callers;
   for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
     for (std::uint64_t tag = 0; tag < 2; ++tag) {
@@ -333,9 +334,9 @@ TEST(a_lost_lane_of_several_costs_nothing) {
   CHECK(!ring.peer(0).has(Event::Kind::link_lost) && !ring.peer(1).has(Event::Kind::link_lost));
 }
 
-TEST(blocks_and_filler_pass_beside_ops) {
+void blocks_and_filler_pass_beside_ops(Shape shape) {
   const DescriptorCheck check_descriptors;
-  Ring ring({.size = 2});
+  Ring ring(shape);
   const auto [out, in] = ring.connection(0, 1);
   ring.engine(0).with_core([out = out](Core& core, Ns now) { core.make_bulk(now, out); });
   ring.engine(1).with_core([in = in](Core& core, Ns now) { core.make_bulk(now, in); });
@@ -361,9 +362,9 @@ TEST(blocks_and_filler_pass_beside_ops) {
 }
 
 // No other peer calls the op: it is waited for, driven and given up by different threads.
-TEST(an_op_is_cancelled_by_another_thread) {
+void an_op_is_cancelled_by_another_thread(Shape shape) {
   const DescriptorCheck check_descriptors;
-  Ring ring({.size = 2});
+  Ring ring(shape);
   for (int i = 0; i < 10; ++i) {
     std::vector<float> values(9'000, 1.0f);
     Engine& engine = ring.engine(0);
@@ -380,10 +381,10 @@ TEST(an_op_is_cancelled_by_another_thread) {
 }
 
 // Every way of waiting ends, memory is as it was or the result, and late commands do no harm.
-TEST(shutdown_ends_whatever_is_in_progress) {
+void shutdown_ends_whatever_is_in_progress(std::uint32_t channels) {
   const DescriptorCheck check_descriptors;
   for (int round = 0; round < 12; ++round) {
-    Ring ring({.size = 2, .spin = round % 2 == 0 ? Ns{0} : Ns{100'000}});
+    Ring ring({.size = 2, .channels = channels, .spin = round % 2 == 0 ? Ns{0} : Ns{100'000}});
     constexpr std::size_t count = 200'000;
     std::vector<std::vector<float>> values(6, std::vector<float>(count, 1.0f));
     std::atomic<int> begun{0};
@@ -432,5 +433,45 @@ TEST(many_threads_call_at_once_on_three_peers) { many_threads_call_at_once({.siz
 TEST(many_threads_call_at_once_without_spinning) { many_threads_call_at_once({.size = 2, .spin = 0}); }
 
 TEST(many_threads_call_at_once_on_two_paths) { many_threads_call_at_once({.size = 2, .lanes = 4, .paths = 2}); }
+
+TEST(many_threads_call_at_once_on_three_channels) { many_threads_call_at_once({.size = 3, .channels = 3}); }
+
+TEST(many_threads_call_at_once_on_channels_without_spinning) {
+  many_threads_call_at_once({.size = 2, .channels = 4, .spin = 0});
+}
+
+TEST(many_threads_call_at_once_on_channels_of_two_paths) {
+  many_threads_call_at_once({.size = 2, .lanes = 2, .paths = 2, .channels = 2});
+}
+
+TEST(a_lost_link_costs_an_epoch_and_no_op_with_one_channel) { a_lost_link_costs_an_epoch_and_no_op({.size = 3}); }
+
+TEST(a_lost_link_costs_an_epoch_and_no_op_with_three_channels) {
+  a_lost_link_costs_an_epoch_and_no_op({.size = 3, .channels = 3});
+}
+
+TEST(a_lost_lane_of_several_costs_nothing_with_one_channel) {
+  a_lost_lane_of_several_costs_nothing({.size = 2, .lanes = 4, .paths = 2});
+}
+
+TEST(a_lost_lane_of_several_costs_nothing_with_two_channels) {
+  a_lost_lane_of_several_costs_nothing({.size = 2, .lanes = 4, .paths = 2, .channels = 2});
+}
+
+TEST(blocks_and_filler_pass_beside_ops_with_one_channel) { blocks_and_filler_pass_beside_ops({.size = 2}); }
+
+TEST(blocks_and_filler_pass_beside_ops_with_two_channels) {
+  blocks_and_filler_pass_beside_ops({.size = 2, .channels = 2});
+}
+
+TEST(an_op_is_cancelled_by_another_thread_with_one_channel) { an_op_is_cancelled_by_another_thread({.size = 2}); }
+
+TEST(an_op_is_cancelled_by_another_thread_with_three_channels) {
+  an_op_is_cancelled_by_another_thread({.size = 2, .channels = 3});
+}
+
+TEST(shutdown_ends_whatever_is_in_progress_with_one_channel) { shutdown_ends_whatever_is_in_progress(1); }
+
+TEST(shutdown_ends_whatever_is_in_progress_with_three_channels) { shutdown_ends_whatever_is_in_progress(3); }
 
 }  // namespace

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from ringfold.errors import ConfigError
+from ringfold.limits import MAX_CHANNELS
 
 MASTER_PORT = 48148
 DATA_PORT = 48149
@@ -258,6 +259,10 @@ _SETTINGS = (
             help="Directory for the JSON lines of probing: a node's windows, and at the master the rounds of the run."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,
             help="How long a waiting op polls its lanes before it sleeps in the kernel."),
+    Setting(name="threads", kind="integer", default="auto", low=1, high=MAX_CHANNELS, words=("auto",),
+            help="How many threads move and reduce the data of this peer's ops, that of the caller among them. auto: "
+                 "the cores that it may use, shared by the peers of its host, at most 4. All members have as many as "
+                 "the one with the fewest."),
     Setting(name="congestion", kind="text", default="auto",
             help="Congestion control of lanes: auto (see the guide \"far apart\"), host (the host's own), or a name."),
     Setting(name="name", kind="text", default="",

@@ -72,8 +72,14 @@ class Channel {
   std::vector<LaneInfo> lanes() const;
   std::vector<LaneInfo> take_new_lanes() { return std::exchange(new_lanes_, {}); }
   std::vector<ConnId> take_closing() { return std::exchange(closing_, {}); }
-  std::vector<Report> take_reports() { return std::exchange(reports_, {}); }
+  std::vector<Report> take_reports() {
+    has_urgent_report_ = false;
+    return std::exchange(reports_, {});
+  }
   bool has_reports() const { return !reports_.empty(); }
+  // Whether the core is to look at it now: there is a report that cannot wait for the next one, or a lane to close.
+  // That a part is finished can wait while another part of the op is not.
+  bool wants_core() const { return has_urgent_report_ || !closing_.empty(); }
 
   // Bytes; see Core.
   std::span<std::byte> receive_space(ConnId id);
@@ -122,6 +128,7 @@ class Channel {
   // peer.
   Ns stalled(Ns now, bool outgoing) const;
   Ns last_received() const;
+  bool has_parts() const { return !running_.empty(); }
   // Something that runs here is missing: segments of a part, or Dones.
   bool is_waiting() const;
 
@@ -162,6 +169,7 @@ class Channel {
   void for_lanes(Visit visit);
   void forget_lane(ConnId id);
   void drop_link(Link& link, std::string reason);
+  void report(Report report, bool is_urgent = true);
   void violation(Link& link, std::string reason);
 
   void process(Lane& lane);
@@ -198,6 +206,7 @@ class Channel {
   std::vector<LaneInfo> new_lanes_;
   std::vector<ConnId> closing_;
   std::vector<Report> reports_;
+  bool has_urgent_report_ = false;
 
   std::unordered_map<std::uint64_t, TagState> tags_;
   std::uint32_t first_sequence_ = 0;

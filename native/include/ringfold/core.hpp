@@ -8,10 +8,12 @@
 //   OpTable            ops from their call to their end: tags, evidence, verdicts
 //   EpochState         the installed epoch
 //
-// Invariant: what a channel reports is handled before a call of the core returns (`route`). So between two calls no
-// report waits.
+// Invariant: what a channel reports during a call of the core is handled before the call returns (`route`).
 //
-// Who may touch what: all of it under the engine's mutex.
+// Who may touch what. A channel may be driven by a thread of its own, which takes and brings the bytes of its lanes
+// (Channel) and nothing else; what it then reports is routed later. Everything here is for one thread at a time. While
+// channels are driven, that thread may use the connections that are no lanes; all other calls, and evidence from the
+// master, are for when every channel stands still.
 #pragma once
 
 #include <sys/uio.h>
@@ -57,6 +59,8 @@ class Core {
   void promote(Ns now, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane, Sharing sharing = {});
   void close(ConnId conn);
   std::vector<ConnId> take_closing();
+  // Connections that are no lanes are to be closed, or will carry filler.
+  bool wants_settling() const { return !closing_.empty() || !filling_.empty(); }
   // Accepted connections that have not become anything yet.
   std::size_t unauthenticated() const;
 
@@ -66,7 +70,10 @@ class Core {
   std::size_t gather(ConnId conn, iovec* out, std::size_t most);
   void sent(Ns now, ConnId conn, std::size_t bytes);
   std::vector<ConnId> take_dirty();
-  bool has_dirty() const { return !flush_.empty() || channels_.has_dirty(); }
+  bool has_dirty() const { return has_dirty_messages() || channels_.has_dirty(); }
+  // The same of the connections that are no lanes.
+  std::vector<ConnId> take_dirty_messages();
+  bool has_dirty_messages() const { return !flush_.empty(); }
   void touch(ConnId conn);
   // What the transport reports about a lane or the control connection: bytes that the other side's kernel has not
   // acknowledged, the smoothed RTT, and the minimum RTT (0: unknown).
@@ -79,6 +86,10 @@ class Core {
   // The control connection, if its last echo is overdue (0 otherwise): are its bytes acknowledged, at least?
   ConnId late_echo(Ns now) const { return control_.is_echo_late(now) ? control_.conn() : 0; }
   Ns dead_after() const { return control_.dead_after(); }
+
+  // What the channels have reported, and what the ops have for the master.
+  void route(Ns now);
+  Channel& channel(std::uint32_t number) { return channels_.at(number); }
 
   // Lanes and their paths.
   std::vector<LaneInfo> lanes() const { return channels_.lanes(); }
@@ -113,6 +124,7 @@ class Core {
   void fill(ConnId conn, bool on);
   void sample(Ns now, ConnId conn, Ns every);
   bool is_bulk(ConnId conn) const;
+  bool is_control(ConnId conn) const { return conn == control_.conn(); }
   std::vector<ConnId> take_filling() { return std::exchange(filling_, {}); }
   void forget_blocks();
 
@@ -144,7 +156,6 @@ class Core {
   void violation(ConnId id, std::string_view reason);
   void process(Ns now, MessageConnection& conn);
   void on_control_frame(Ns now, const MessageConnection::Incoming& frame, std::string& why);
-  void route(Ns now);
   void on_report(Ns now, const Report& report);
   void beat(Ns now);
   void close_late(Ns now);

@@ -1,4 +1,10 @@
-// The epoll shell around a Core: sockets, one mutex, and one thread of its own.
+// The shell around a Core: sockets and threads.
+//
+// Channel 0 and all connections that are no lanes belong to the engine's mutex: who has it drives them. Every other
+// channel has a worker with a lock of its own (worker.hpp). Whatever concerns more than one channel is done while all
+// workers stand still, under the mutex and all their locks (Standstill): commands, what channels have reported, ticks.
+// Such a stop is short, so the core is written as if there was one thread. The order of locks: the mutex, then those of
+// the workers by channel.
 //
 // Driving: a synchronous call drives from the calling thread (no hand-off, no wake-up). Otherwise the service thread
 // drives. While a synchronous call drives, and for a moment after it, the service thread stays parked, so that a loop
@@ -15,19 +21,21 @@
 #include <atomic>
 #include <condition_variable>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "ringfold/clock.hpp"
 #include "ringfold/core.hpp"
 #include "ringfold/float_environment.hpp"
+#include "ringfold/lane_sockets.hpp"
 #include "ringfold/path_hints.hpp"
+#include "ringfold/worker.hpp"
 
 namespace ringfold {
-
-Ns monotonic_now();
 
 struct EngineSettings {
   Ns spin = 300'000;
@@ -50,18 +58,26 @@ class Engine {
   // where it is one of this machine's (behind NAT the advertised one is not).
   ConnId dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source = {});
 
-  // Runs `command(core, now)` under the mutex, then sends what it queued and wakes the threads that wait for it.
+  // Runs `command(core, now)` while all stands still, then sends what it queued and wakes the threads that wait for it.
   template <typename Command>
   auto with_core(Command command) {
     Turn turn(*this);
     return command(core_, monotonic_now());
   }
 
-  // The same without the consequences: for looking, and for forgetting ops.
+  // The same without the consequences: for looking.
   template <typename Look>
-  auto locked(Look look) {
-    std::unique_lock lock(mutex_);
+  auto look(Look look) {
+    const std::unique_lock lock = take_mutex();
+    const Standstill still(*this);
     return look(core_);
+  }
+
+  // The ops while channels go on: for looking at them, and for forgetting them.
+  template <typename Look>
+  auto look_at_ops(Look look) {
+    const std::unique_lock lock = take_mutex();
+    return look(core_.ops());
   }
 
   // Advice of the host's agent about the paths to a peer: where it is. It is in force until forget_hints, while the
@@ -84,7 +100,7 @@ class Engine {
   // Around a fork, so that the child's copy is consistent. The parent goes on; the child closes every descriptor, so
   // that it does not keep a dead parent's connections open.
   void before_fork();
-  void forked_parent() { mutex_.unlock(); }
+  void forked_parent();
   void forked_child();
 
  private:
@@ -92,18 +108,23 @@ class Engine {
   static constexpr std::uint64_t listener_key = ~std::uint64_t{0};
   static constexpr std::uint64_t wake_key = ~std::uint64_t{1};
 
-  struct Socket {
-    int fd = -1;
-    ConnId conn = 0;
-    bool connecting = false;
-    bool reading = true;
-    bool blocked = false;  // the kernel takes no more: wait for EPOLLOUT
-    bool armed = false;    // EPOLLOUT is enabled
-    int unsent = 0;        // how much the kernel may hold unsent, where it was limited
-    Ns deadline = 0;
+  // While this lives, no worker drives a channel. The mutex is held.
+  class Standstill {
+   public:
+    explicit Standstill(Engine& engine);
+    ~Standstill();
+    Standstill(const Standstill&) = delete;
+    Standstill& operator=(const Standstill&) = delete;
+
+   private:
+    Engine& engine_;
+    const std::size_t workers_;  // one that is made meanwhile has not started
   };
 
-  // A command's turn with the core: fair against a driver that holds the mutex most of the time.
+  // The mutex, fair against a driver that holds it most of the time.
+  std::unique_lock<std::mutex> take_mutex();
+
+  // A command's turn with the core.
   class Turn {
    public:
     explicit Turn(Engine& engine);
@@ -112,6 +133,8 @@ class Engine {
    private:
     const FloatEnvironment arithmetic_;  // a command may commit an op, which computes
     Engine& engine_;
+    std::unique_lock<std::mutex> lock_;
+    std::optional<Standstill> still_;
   };
 
   // A call drives while this lives, however it ends. The mutex is held at both ends.
@@ -129,26 +152,30 @@ class Engine {
   bool poll_hot(Ns now);
   void poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms);
   void on_ready(const epoll_event& event, Ns now);
-  bool read_some(Socket& socket, Ns now);
-  bool flush(Socket& socket, Ns now);
+  void on_events(const epoll_event* events, int count, Ns now);
+  void read_some(Socket& socket, Ns now);
   bool flush_dirty(Ns now);
   void arm();
-  void settle_sockets();
+  void settle_channels();
+  void settle_if_wanted(Ns now);
+  void settle_sockets(const Standstill& still);
+  void resume_reading();
+  void take_lane(const LaneInfo& lane);
+  Worker& worker_of(std::uint32_t channel);
   void close_socket(ConnId conn);
   void accept_all();
   void pause_listener();
   void finish_connect(Socket& socket, Ns now);
-  void watch(Socket& socket);
   void adopt(int fd, ConnId conn, bool connecting, Ns deadline);
-  void refresh_hot();
   void tick(Ns now);
   void look_at_lanes(Ns now);
-  void look_at_hints(Ns now);
+  void look_at_hints(Ns now, const Standstill& still);
   int poll_timeout_ms() const;
   Ns spin_for(const Op& op) const;
   void notify_waiters();
   void yield_mutex(std::unique_lock<std::mutex>& lock);
   bool has_unsent() const;
+  bool is_crowded() const;
   void wait_a_moment(std::unique_lock<std::mutex>& lock);
 
   const EngineSettings settings_;
@@ -157,9 +184,10 @@ class Engine {
   std::condition_variable events_ready_, ops_ready_, service_wanted_;
   FollowedHints hints_;
   Core core_;
-  int epoll_ = -1, wake_ = -1, listener_ = -1;
-  std::map<ConnId, Socket> sockets_;
-  std::vector<ConnId> hot_;  // the lanes: tried directly while a call drives
+  int epoll_, wake_, listener_ = -1;
+  std::map<ConnId, Socket> sockets_;              // of connections that are no lanes
+  LaneSockets lanes_;                             // of channel 0: tried directly while a call drives
+  std::vector<std::unique_ptr<Worker>> workers_;  // of the other channels, in their order
   std::atomic<int> turns_wanted_{0};
   std::atomic<bool> driving_{false};
   std::atomic<int> in_epoll_{0};
@@ -167,7 +195,8 @@ class Engine {
   bool wanted_ = false, stopping_ = false, forked_ = false;
   int op_waiters_ = 0, event_waiters_ = 0;
   std::uint64_t reported_finished_ = 0;
-  Ns last_drive_ = 0, last_tick_ = 0, last_ack_check_ = 0, last_look_ = 0, listener_paused_until_ = 0;
+  Ns last_drive_ = 0, last_tick_ = 0, last_hint_look_ = 0, listener_paused_until_ = 0;
+  std::optional<Standstill> for_fork_;
   std::thread thread_;
 };
 

@@ -8,6 +8,7 @@
 // many absent ranks it must learn of (`set_absent`).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -72,6 +73,8 @@ class Op {
   std::uint64_t registrations = 0;
   Payloads payloads;  // small ops only
   std::vector<PartPtr> parts;
+  // Parts that a channel still works on: each channel counts its own down, and the one that comes to 0 reports at once.
+  mutable std::atomic<std::uint32_t> parts_to_finish = 0;
 #ifdef RINGFOLD_PLANTED
   bool divide_by_size = false;  // a planted bug: the division is by the ring's size, not by the count of contributors
 #else

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ringfold/core.hpp"
@@ -28,20 +29,17 @@ class FollowedHints final : public PathHints {
   void forget(PeerId peer);
   bool empty() const { return places_.empty(); }
 
-  // Once per turn; true when the advice may be another one than at the last look.
+  // Once per turn, while no channel moves; true when the advice may be another one than at the last look.
   bool look(Ns now);
+  // By any channel.
   bool read(PeerId peer, PathShares& out) const override;
 
  private:
   struct Place {
     std::uint32_t slot = 0, generation = 0;
-    mutable ringfold_hint hint{};  // the last one: kept while the agent is writing a wide one
-    mutable std::uint32_t flags = 0;
-    mutable bool has_hint = false;
-    PathShares seen{};
-    bool has_seen = false;
+    std::optional<PathShares> seen{};  // at the last look: it counts while the agent is writing a wide one
   };
-  bool read(const Place& place, PathShares& out) const;
+  std::optional<PathShares> read(const Place& place) const;
 
   std::string file_;
   std::unique_ptr<hints::Reader> reader_;

@@ -22,10 +22,11 @@ struct PathShares {
 
   bool is_fixed() const { return (flags & fixed) != 0; }
   bool is_vetoed(std::size_t path) const { return (flags >> path & 1) != 0; }
+  bool operator==(const PathShares&) const = default;
 };
 
-// Where advice comes from, if not from set_path_shares(). It is read before each segment, so it must neither block nor
-// throw. False: there is no advice now.
+// Where advice comes from, if not from set_path_shares(). It is read before each segment, by every channel, so it must
+// neither block nor throw. False: there is no advice now.
 class PathHints {
  public:
   virtual ~PathHints() = default;

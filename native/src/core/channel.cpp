@@ -73,7 +73,7 @@ void Channel::lost(ConnId id, std::string reason) {
   ++stats_.lanes_lost;
   forget_lane(id);
   link.remove(id);
-  reports_.push_back({.kind = Report::Kind::lane_lost, .conn = id, .text = std::move(reason)});
+  report({.kind = Report::Kind::lane_lost, .conn = id, .text = std::move(reason)});
 }
 
 void Channel::close(ConnId id) {
@@ -95,7 +95,12 @@ void Channel::drop_link(Link& link, std::string reason) {
   const PeerId peer = link.peer;
   const bool outgoing = link.outgoing;
   close_link(peer, outgoing);
-  reports_.push_back({.kind = Report::Kind::link_lost, .peer = peer, .outgoing = outgoing, .text = std::move(reason)});
+  report({.kind = Report::Kind::link_lost, .peer = peer, .outgoing = outgoing, .text = std::move(reason)});
+}
+
+void Channel::report(Report report, bool is_urgent) {
+  reports_.push_back(std::move(report));
+  has_urgent_report_ |= is_urgent;
 }
 
 void Channel::violation(Link& link, std::string reason) {  // another lane would bring the same
@@ -280,11 +285,13 @@ bool Channel::on_part_frame(const PartPtr& part, bool from_next, const FrameHead
     why = "a frame with a wrong checksum";
     return false;
   }
-  reports_.push_back({.kind = Report::Kind::op_frame,
-                      .part = part,
-                      .from_next = from_next,
-                      .header = header,
-                      .payload = Bytes(payload, payload + header.length)});
+  const bool is_news = header.kind != LaneFrame::open || header.fingerprint != part->op.fingerprint;
+  if (!is_news && header.length == sizeof(Descriptor)) return true;
+  report({.kind = Report::Kind::op_frame,
+          .part = part,
+          .from_next = from_next,
+          .header = header,
+          .payload = Bytes(payload, payload + header.length)});
   return true;
 }
 
@@ -319,7 +326,8 @@ bool Channel::on_data(const PartPtr& part, bool from_next, const FrameHeader& he
   }
   flush_for(*part);
   if (!was_finished && part->is_finished()) {
-    reports_.push_back({.kind = Report::Kind::part_finished, .part = part, .from_next = from_next});
+    report({.kind = Report::Kind::part_finished, .part = part, .from_next = from_next},
+           op.parts_to_finish.fetch_sub(1) == 1);
   }
   return true;
 }

@@ -43,11 +43,11 @@ std::size_t Core::unauthenticated() const {
 }
 
 void Core::lost(Ns now, ConnId id, std::string_view reason) {
-  if (Channel* channel = channels_.of(id)) {
+  if (find_conn(id) != nullptr) {
+    drop(id, reason);
+  } else if (Channel* channel = channels_.of(id)) {
     channel->lost(id, std::string(reason));
     route(now);
-  } else {
-    drop(id, reason);
   }
 }
 
@@ -135,39 +135,48 @@ std::vector<ConnId> Core::take_closing() {
 }
 
 std::vector<ConnId> Core::take_dirty() {
-  std::vector<ConnId> out = flush_.take();
-  for (const ConnId id : out) {
-    if (MessageConnection* conn = find_conn(id)) conn->dirty = false;
-  }
+  std::vector<ConnId> out = take_dirty_messages();
   const std::vector<ConnId> lanes = channels_.take_dirty();
   out.insert(out.end(), lanes.begin(), lanes.end());
   return out;
 }
 
-void Core::touch(ConnId id) {
-  if (Channel* channel = channels_.of(id)) channel->touch(id);
-  else if (MessageConnection* conn = find_conn(id)) flush_.add(*conn);
+std::vector<ConnId> Core::take_dirty_messages() {
+  std::vector<ConnId> out = flush_.take();
+  for (const ConnId id : out) {
+    if (MessageConnection* conn = find_conn(id)) conn->dirty = false;
+  }
+  return out;
 }
 
-// Bytes.
+void Core::touch(ConnId id) {
+  if (MessageConnection* conn = find_conn(id)) flush_.add(*conn);
+  else if (Channel* channel = channels_.of(id)) channel->touch(id);
+}
+
+// Bytes. A connection that is no lane is found first: while channels are driven, nobody may ask them.
 
 std::span<std::byte> Core::receive_space(ConnId id) {
-  if (Channel* channel = channels_.of(id)) return channel->receive_space(id);
   MessageConnection* conn = find_conn(id);
-  if (conn == nullptr || conn->held || conn->closing) return {};
+  if (conn == nullptr) {
+    Channel* channel = channels_.of(id);
+    return channel == nullptr ? std::span<std::byte>() : channel->receive_space(id);
+  }
+  if (conn->held || conn->closing) return {};
   const auto space = conn->bulk ? conn->bulk->receive_space() : conn->message_space(head_read_bytes);
   conn->offered = space.size();
   return space;
 }
 
 void Core::received(Ns now, ConnId id, std::size_t bytes) {
-  if (Channel* channel = channels_.of(id)) {
+  MessageConnection* conn = find_conn(id);
+  if (conn == nullptr) {
+    Channel* channel = channels_.of(id);
+    if (channel == nullptr) return;
     channel->received(now, id, bytes);
     route(now);
     return;
   }
-  MessageConnection* conn = find_conn(id);
-  if (conn == nullptr) return;
   conn->received_total += bytes;
   stats_.received_bytes += bytes;
   if (conn->bulk) {
@@ -217,7 +226,6 @@ void Core::on_control_frame(Ns now, const MessageConnection::Incoming& frame, st
   }
 }
 
-// What the channels have reported, and what the ops have for the master.
 void Core::route(Ns now) {
   for (std::size_t i = 0; i < channels_.all().size();) {
     if (!channels_.all()[i]->has_reports()) {
@@ -251,21 +259,24 @@ void Core::on_report(Ns now, const Report& report) {
 }
 
 std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
-  if (Channel* channel = channels_.of(id)) return channel->gather(id, out, most);
   MessageConnection* conn = find_conn(id);
-  if (conn == nullptr) return 0;
+  if (conn == nullptr) {
+    Channel* channel = channels_.of(id);
+    return channel == nullptr ? 0 : channel->gather(id, out, most);
+  }
   if (conn->bulk) conn->bulk->pull();
   return conn->tx.gather(out, most);
 }
 
 void Core::sent(Ns now, ConnId id, std::size_t bytes) {
-  if (Channel* channel = channels_.of(id)) {
+  MessageConnection* conn = find_conn(id);
+  if (conn == nullptr) {
+    Channel* channel = channels_.of(id);
+    if (channel == nullptr) return;
     channel->sent(now, id, bytes);
     route(now);
     return;
   }
-  MessageConnection* conn = find_conn(id);
-  if (conn == nullptr) return;
   stats_.sent_bytes += bytes;
   conn->sent_total += bytes;
   conn->tx.sent(bytes, [&](const MessageFrame& frame, std::size_t) {
@@ -279,10 +290,10 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
 }
 
 void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt) {
-  if (Channel* channel = channels_.of(id)) {
+  if (const MessageConnection* conn = find_conn(id)) {
+    if (conn->is_control) control_.acknowledged(now, conn->sent_total, unacknowledged);
+  } else if (Channel* channel = channels_.of(id)) {
     channel->acknowledged(now, id, unacknowledged, rtt, min_rtt);
-  } else if (const MessageConnection* conn = find_conn(id); conn != nullptr && conn->is_control) {
-    control_.acknowledged(now, conn->sent_total, unacknowledged);
   }
 }
 

@@ -1,10 +1,7 @@
 #include "ringfold/engine.hpp"
 
-#include <linux/sockios.h>
 #include <sched.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +12,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/pause.hpp"
+#include "engine/tcp.hpp"
 #include "ringfold/error_text.hpp"
 
 namespace ringfold {
@@ -22,10 +21,10 @@ namespace {
 
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tick_every = 10 * millisecond;
-constexpr Ns driver_is_late = 3 * tick_every;  // since a tick: then any thread that has the mutex does it
-constexpr Ns max_yield = millisecond / 5;      // for which a driver waits until others have had their turn
-constexpr Ns ack_check_every = 100 * millisecond;
-constexpr Ns parked_for = 10 * millisecond;  // how often a parked service thread looks whether it is needed
+constexpr Ns driver_is_late = 3 * tick_every;    // since a tick: then any thread that has the mutex does it
+constexpr Ns max_yield = millisecond / 5;        // for which a driver waits until others have had their turn
+constexpr Ns hint_look_every = millisecond / 2;  // where workers have to stop for it
+constexpr Ns parked_for = 10 * millisecond;      // how often a parked service thread looks whether it is needed
 constexpr Ns parked_after_call = 2 * millisecond;
 constexpr Ns longest_spin_on_paths = 20'000;
 
@@ -35,25 +34,14 @@ std::uint32_t usable_cores() {
   return static_cast<std::uint32_t>(CPU_COUNT(&set));
 }
 
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 }  // namespace
 
-Ns monotonic_now() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return Ns{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
-Engine::Engine(EngineSettings settings) : settings_(std::move(settings)), cores_(usable_cores()) {
-  epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
-  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+Engine::Engine(EngineSettings settings)
+    : settings_(std::move(settings)),
+      cores_(usable_cores()),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      lanes_(core_.channel(0), epoll_) {
   if (epoll_ < 0 || wake_ < 0) throw std::runtime_error("no descriptors for an engine: " + error_text(errno));
   epoll_event event{EPOLLIN, {.u64 = wake_key}};
   ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
@@ -76,6 +64,7 @@ void Engine::shutdown() {
     std::unique_lock lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
+    const Standstill still(*this);
     core_.ops().fail_all(OpStatus::failed, {});
     events_ready_.notify_all();
     ops_ready_.notify_all();
@@ -83,51 +72,75 @@ void Engine::shutdown() {
   }
   wake();
   if (thread_.joinable()) thread_.join();
+  for (const auto& worker : workers_) worker->shutdown();
   std::unique_lock lock(mutex_);
   core_.forget_blocks();
   for (auto& [conn, socket] : sockets_) ::close(socket.fd);
   sockets_.clear();
+  lanes_.close_all();
+  for (const auto& worker : workers_) worker->lanes().close_all();
   if (listener_ >= 0) ::close(listener_);
   listener_ = -1;
 }
 
 void Engine::before_fork() {
-  turns_wanted_.fetch_add(1);
-  mutex_.lock();
-  turns_wanted_.fetch_sub(1);
+  take_mutex().release();
+  for_fork_.emplace(*this);
+}
+
+void Engine::forked_parent() {
+  for_fork_.reset();
+  mutex_.unlock();
 }
 
 void Engine::forked_child() {
+  for_fork_.reset();
   mutex_.unlock();
   forked_ = true;
   for (auto& [conn, socket] : sockets_) ::close(socket.fd);
   sockets_.clear();
+  lanes_.close_all();
+  for (const auto& worker : workers_) worker->forked_child();
   for (int* fd : {&listener_, &wake_, &epoll_}) {
     if (*fd >= 0) ::close(*fd);
     *fd = -1;
   }
 }
 
+// Standing still.
+
+Engine::Standstill::Standstill(Engine& engine) : engine_(engine), workers_(engine.workers_.size()) {
+  for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->stop();
+  for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->wait_until_stopped();
+}
+
+Engine::Standstill::~Standstill() {
+  for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->go_on(engine_.is_crowded());
+}
+
 // Turns: a thread with a command announces itself, and a driver lets it in between two rounds of polling.
 
-Engine::Turn::Turn(Engine& engine) : engine_(engine) {
-  engine_.turns_wanted_.fetch_add(1);
-  engine_.mutex_.lock();
-  engine_.turns_wanted_.fetch_sub(1);
+std::unique_lock<std::mutex> Engine::take_mutex() {
+  turns_wanted_.fetch_add(1);
+  lock_soon(mutex_);
+  turns_wanted_.fetch_sub(1);
+  return {mutex_, std::adopt_lock};
 }
+
+Engine::Turn::Turn(Engine& engine) : engine_(engine), lock_(engine.take_mutex()) { still_.emplace(engine_); }
 
 Engine::Turn::~Turn() {
   const Ns now = monotonic_now();
-  engine_.look_at_hints(now);
-  engine_.settle_sockets();
+  engine_.look_at_hints(now, *still_);
+  engine_.settle_sockets(*still_);
+  still_.reset();
   engine_.flush_dirty(now);
-  engine_.settle_sockets();
-  engine_.refresh_hot();
+  engine_.settle_if_wanted(now);
   engine_.notify_waiters();
   engine_.wanted_ = true;
   engine_.service_wanted_.notify_one();
   const bool nudge = engine_.in_epoll_.load() > 0 && (engine_.driving_.load() || engine_.has_unsent());
-  engine_.mutex_.unlock();
+  lock_.unlock();
   if (nudge) engine_.wake();  // a thread in epoll_wait does not know what was just decided or queued
 }
 
@@ -145,15 +158,20 @@ void Engine::yield_mutex(std::unique_lock<std::mutex>& lock) {
 
 // Whether something waits that a sleeper in epoll_wait would not be woken for.
 bool Engine::has_unsent() const {
-  if (core_.has_dirty()) return true;
+  if (core_.has_dirty_messages() || lanes_.has_unsent()) return true;
   return std::any_of(sockets_.begin(), sockets_.end(),
                      [](const auto& each) { return each.second.blocked != each.second.armed; });
 }
 
-// Between two polls while spinning. With more peers on this host than cores, the peer that is waited for needs this
+bool Engine::is_crowded() const {
+  const EpochSpec& spec = core_.epoch().spec();
+  return spec.peers_here * spec.channels > cores_;
+}
+
+// Between two polls while spinning. With more threads on this host than cores, the peer that is waited for needs this
 // core; otherwise nothing else can use it.
 void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock) {
-  if (core_.epoch().spec().peers_here <= cores_) {
+  if (!is_crowded()) {
     pause_cpu();
     return;
   }
@@ -192,17 +210,9 @@ std::optional<Event> Engine::next_event(Ns timeout) {
 
 // The lanes alone: what a driving call does most of the time.
 bool Engine::poll_hot(Ns now) {
-  bool progressed = false;
-  for (std::size_t i = 0; i < hot_.size(); ++i) {
-    auto it = sockets_.find(hot_[i]);
-    if (it != sockets_.end() && it->second.reading && core_.expects(hot_[i])) progressed |= read_some(it->second, now);
-    it = i < hot_.size() ? sockets_.find(hot_[i]) : sockets_.end();  // reading may have closed it
-    if (it == sockets_.end() || !it->second.blocked) continue;
-    it->second.blocked = false;
-    progressed |= flush(it->second, now);
-  }
-  progressed |= flush_dirty(now);
-  if (progressed) settle_sockets();
+  bool progressed = lanes_.poll(now, turns_wanted_);
+  settle_if_wanted(now);
+  if (core_.has_dirty_messages() || lanes_.channel().has_dirty()) progressed |= flush_dirty(now);
   return progressed;
 }
 
@@ -210,22 +220,25 @@ bool Engine::poll_hot(Ns now) {
 void Engine::poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   epoll_event events[64];
   int count = 0;
-  if (timeout_ms != 0) arm();
   if (timeout_ms == 0) {
     count = ::epoll_wait(epoll_, events, 64, 0);
   } else {
+    arm();
     in_epoll_.fetch_add(1);
-    const int fd = epoll_;
     lock.unlock();
-    count = ::epoll_wait(fd, events, 64, timeout_ms);
+    count = ::epoll_wait(epoll_, events, 64, timeout_ms);
     lock.lock();
     in_epoll_.fetch_sub(1);
   }
-  const Ns now = monotonic_now();
+  on_events(events, count, monotonic_now());
+}
+
+void Engine::on_events(const epoll_event* events, int count, Ns now) {
   for (int i = 0; i < count; ++i) on_ready(events[i], now);
   look_at_lanes(now);
   flush_dirty(now);
-  settle_sockets();
+  settle_if_wanted(now);
+  resume_reading();
   flush_dirty(now);
   tick(now);
   notify_waiters();
@@ -245,32 +258,31 @@ void Engine::forget_hints(PeerId peer) {
 }
 
 // Once per turn: is the agent alive, and is its advice another one?
-void Engine::look_at_hints(Ns now) {
+void Engine::look_at_hints(Ns now, const Standstill&) {
   if (!hints_.empty() && hints_.look(now)) core_.advice_changed();
+  last_hint_look_ = now;
 }
 
-// No event marks the tail of a slow lane: while something is in flight, the lanes are polled.
+void Engine::look_at_lanes(Ns now) {
+  if (!hints_.empty() && (workers_.empty() || now - last_hint_look_ >= hint_look_every)) {
+    const Standstill still(*this);
+    look_at_hints(now, still);
+  }
+  lanes_.look(now);
+}
+
 int Engine::poll_timeout_ms() const {
-  if (core_.has_dirty()) return 0;
-  return core_.has_shared() && core_.shared_in_flight() ? 1 : 10;
+  if (core_.has_dirty_messages()) return 0;
+  const int lanes = lanes_.longest_wait_ms();
+  return lanes < 0 ? 10 : lanes;
 }
 
 void Engine::tick(Ns now) {
   if (now - last_tick_ < tick_every) return;
   last_tick_ = now;
-  if (now - last_ack_check_ >= ack_check_every && core_.ops().any_in_flight()) {
-    last_ack_check_ = now;
-    for (const LaneInfo& lane : core_.lanes()) {
-      const auto it = sockets_.find(lane.conn);
-      int queued = 0;
-      if (it == sockets_.end() || ::ioctl(it->second.fd, SIOCOUTQ, &queued) != 0) continue;
-      core_.acknowledged(now, lane.conn, static_cast<std::uint64_t>(queued));
-    }
-  }
   if (const auto it = sockets_.find(core_.late_echo(now)); it != sockets_.end()) {
-    int queued = 0;
-    if (::ioctl(it->second.fd, SIOCOUTQ, &queued) == 0) {
-      core_.acknowledged(now, it->first, static_cast<std::uint64_t>(queued));
+    if (const auto queued = unacknowledged(it->second.fd)) {
+      core_.acknowledged(now, it->first, static_cast<std::uint64_t>(*queued));
     }
   }
   if (listener_paused_until_ != 0 && now >= listener_paused_until_) {
@@ -278,6 +290,7 @@ void Engine::tick(Ns now) {
     epoll_event event{EPOLLIN, {.u64 = listener_key}};
     ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
   }
+  const Standstill still(*this);
   core_.tick(now);
   std::vector<ConnId> late;
   for (auto& [conn, socket] : sockets_) {
@@ -287,7 +300,7 @@ void Engine::tick(Ns now) {
     core_.lost(now, conn, "no answer to the connection attempt");
     close_socket(conn);
   }
-  settle_sockets();
+  settle_sockets(still);
   flush_dirty(now);
 }
 
@@ -298,9 +311,8 @@ std::uint64_t Engine::submit(OpSpec spec) {
 
 std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   const FloatEnvironment arithmetic;
-  turns_wanted_.fetch_add(1);
-  std::unique_lock lock(mutex_);
-  turns_wanted_.fetch_sub(1);
+  const std::unique_lock lock = take_mutex();
+  const Standstill still(*this);
   const std::uint64_t id = core_.submit(monotonic_now(), std::move(spec));
   if (driving_.load() && in_epoll_.load() > 0) wake();  // another thread drives, and sleeps
   return id;
@@ -327,7 +339,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
     return op->state == OpState::finished;
   }
   const Driving drives(*this);
-  look_at_hints(began);
+  look_at_lanes(began);
   flush_dirty(began);
   Ns idle_since = began;
   for (int round = 0;; ++round) {
@@ -385,22 +397,14 @@ void Engine::service() {
     wanted_ = false;
     epoll_event events[64];
     arm();
-    const int fd = epoll_;
     const int timeout = poll_timeout_ms();
     in_epoll_.fetch_add(1);
     lock.unlock();
-    const int count = ::epoll_wait(fd, events, 64, timeout);
+    const int count = ::epoll_wait(epoll_, events, 64, timeout);
     in_epoll_.fetch_sub(1);
     lock.lock();  // if a call took over meanwhile, it sees the same events
     if (driving_.load() || stopping_) continue;
-    const Ns then = monotonic_now();
-    for (int i = 0; i < count; ++i) on_ready(events[i], then);
-    look_at_lanes(then);
-    flush_dirty(then);
-    settle_sockets();
-    flush_dirty(then);
-    tick(then);
-    notify_waiters();
+    on_events(events, count, monotonic_now());
     yield_mutex(lock);
   }
 }

@@ -1,19 +1,18 @@
-// The engine's sockets: listening, connecting, reading, writing, and epoll events. All under the mutex.
-#include <linux/sockios.h>
+// The engine's sockets: listening, connecting, epoll events, and the bytes of connections that are no lanes. All under
+// the mutex.
 #include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "engine/socket_io.hpp"
+#include "engine/tcp.hpp"
 #include "net.hpp"
 #include "ringfold/engine.hpp"
 #include "ringfold/error_text.hpp"
@@ -22,35 +21,9 @@ namespace ringfold {
 namespace {
 
 constexpr Ns listener_pause = 100'000'000;
-constexpr Ns look_every = 500'000;               // at the lanes of shared links, while they have bytes in flight
-constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
 constexpr std::size_t bulk_turn_bytes = std::size_t{1} << 20;  // of one bulk connection: then the others get theirs
 // In the kernel: a message should not wait behind more filler than this.
 constexpr int filler_unsent_bytes = 128 * 1024;
-constexpr int path_unsent_bytes = 16 * 1024;  // in the kernel, of each lane of a link with several paths
-// Below this RTT, losses come from the path's own full queue, and TCP soon recovers from them.
-constexpr std::uint32_t low_rtt_us = 20'000;
-
-// What the kernel reports beyond glibc's tcp_info. The minimum RTT is that of the path; the mean includes the
-// handshake, in which a peer may have been slow.
-struct TcpFacts {
-  tcp_info info;
-  std::uint64_t rates_and_bytes[4];
-  std::uint32_t segments_and_unsent[3];
-  std::uint32_t min_rtt_us;
-};
-static_assert(sizeof(tcp_info) == 104 && sizeof(TcpFacts) == 152);
-
-std::optional<std::uint32_t> min_rtt_us(int fd) {
-  TcpFacts facts{};
-  socklen_t bytes = sizeof facts;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0) return std::nullopt;
-  return bytes == sizeof facts ? facts.min_rtt_us : facts.info.tcpi_rtt;
-}
-
-void use_congestion(int fd, const std::string& name) {
-  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size()));
-}
 
 // A measurement has well under a second. On a low-RTT path, where the acknowledgements of one direction queue behind
 // the filler of the other, BBR takes them for a slow link and needs seconds to notice. So does CUBIC now and then: its
@@ -60,35 +33,6 @@ void use_congestion(int fd, const std::string& name) {
 void prepare_for_filler(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &filler_unsent_bytes, sizeof filler_unsent_bytes);
   if (const auto rtt_us = min_rtt_us(fd); rtt_us && *rtt_us < low_rtt_us) use_congestion(fd, "reno");
-}
-
-// Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the
-// sum smaller. On a single high-RTT path with random loss, CUBIC takes each loss for a full queue: at 150 ms and a loss
-// of 0.1 %, a lane gets no further than 4 Mbit/s. BBR follows the rate that it measures. It also keeps its rate over
-// the pauses between ops. Where the kernel does not permit it, the host's own choice stands.
-void choose_congestion(int fd, std::uint32_t paths, const std::string& wanted) {
-  if (wanted == "host") return;
-  if (wanted != "auto") {
-    use_congestion(fd, wanted);
-  } else if (paths > 1) {
-    use_congestion(fd, "cubic");
-  } else if (const auto rtt_us = min_rtt_us(fd); rtt_us && *rtt_us >= low_rtt_us) {
-    use_congestion(fd, "bbr");
-  }
-}
-
-// A lane that others can replace is not waited for: a path that carries nothing is given up, also when it is idle. But
-// not before the master would have evicted the neighbour itself (its timeouts for peers are shorter than theirs for
-// it). What the kernel has taken cannot be given to another lane any more: it gets little ahead.
-void prepare_shared(int fd, Ns master_dead_after) {
-  const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
-  const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &gone_ms, sizeof gone_ms);
-  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &path_unsent_bytes, sizeof path_unsent_bytes);
 }
 
 }  // namespace
@@ -169,150 +113,120 @@ void Engine::adopt(int fd, ConnId conn, bool connecting, Ns deadline) {
   socket.conn = conn;
   socket.connecting = connecting;
   socket.deadline = deadline;
-  epoll_event event{};
-  event.events = connecting ? EPOLLOUT : EPOLLIN;
-  event.data.u64 = conn;
-  ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
-}
-
-void Engine::watch(Socket& socket) {
-  epoll_event event{};
-  socket.armed = socket.blocked;
-  event.events = (socket.reading ? EPOLLIN : 0u) | (socket.blocked || socket.connecting ? EPOLLOUT : 0u);
-  event.data.u64 = socket.conn;
-  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, socket.fd, &event);
+  watch_socket(epoll_, socket, EPOLL_CTL_ADD);
 }
 
 void Engine::close_socket(ConnId conn) {
+  if (lanes_.close(conn)) return;
+  const auto has_it = [conn](const auto& worker) { return worker->lanes().close(conn); };
+  if (std::any_of(workers_.begin(), workers_.end(), has_it)) return;
   const auto it = sockets_.find(conn);
   if (it == sockets_.end()) return;
   ::close(it->second.fd);
   sockets_.erase(it);
-  refresh_hot();
 }
 
-void Engine::refresh_hot() {
-  hot_.clear();
-  for (const LaneInfo& lane : core_.lanes()) hot_.push_back(lane.conn);
+// What a worker's channel has reported, from its thread.
+void Engine::settle_channels() {
+  Turn turn(*this);
+  core_.route(monotonic_now());
 }
 
-// After the core has changed: sockets that may be read again, that will carry filler, and that are to be closed.
-void Engine::settle_sockets() {
+void Engine::settle_if_wanted(Ns now) {
+  if (!lanes_.channel().wants_core() && !core_.wants_settling()) return;
+  const Standstill still(*this);
+  core_.route(now);
+  settle_sockets(still);
+}
+
+// After the core has changed: sockets that will carry filler, that have become lanes, that are to be closed, and that
+// may be read again.
+void Engine::settle_sockets(const Standstill&) {
   for (const ConnId conn : core_.take_filling()) {
     const auto it = sockets_.find(conn);
-    if (it == sockets_.end()) continue;
-    prepare_for_filler(it->second.fd);
+    if (it != sockets_.end()) prepare_for_filler(it->second.fd);
   }
-  for (const LaneInfo& lane : core_.take_new_lanes()) {
-    const auto it = sockets_.find(lane.conn);
-    if (it == sockets_.end()) continue;
-    choose_congestion(it->second.fd, lane.paths, settings_.congestion);
-    if (lane.shared) prepare_shared(it->second.fd, core_.dead_after());
-  }
+  for (const LaneInfo& lane : core_.take_new_lanes()) take_lane(lane);
   for (const ConnId conn : core_.take_closing()) close_socket(conn);
+  lanes_.resume_reading();
+  for (const auto& worker : workers_) {
+    worker->lanes().resume_reading();
+    if (!stopping_) worker->start();
+  }
+  resume_reading();
+}
+
+void Engine::resume_reading() {
   for (auto& [conn, socket] : sockets_) {
     if (socket.reading || socket.connecting || core_.receive_space(conn).empty()) continue;
     socket.reading = true;
-    watch(socket);
+    watch_socket(epoll_, socket);
   }
+}
+
+void Engine::take_lane(const LaneInfo& lane) {
+  const auto it = sockets_.find(lane.conn);
+  if (it == sockets_.end()) return;
+  const Socket socket = it->second;
+  sockets_.erase(it);
+  ::epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.fd, nullptr);
+  LaneSockets& lanes = lane.channel == 0 ? lanes_ : worker_of(lane.channel).lanes();
+  lanes.add(socket, lane, settings_.congestion, core_.dead_after());
+}
+
+Worker& Engine::worker_of(std::uint32_t channel) {
+  while (workers_.size() < channel) {
+    const auto number = static_cast<std::uint32_t>(workers_.size() + 1);
+    workers_.push_back(std::make_unique<Worker>(core_.channel(number), settings_.spin, [this] { settle_channels(); }));
+  }
+  return *workers_[channel - 1];
 }
 
 // One read; of a bulk connection a turn of many, because the head of each large block is a read of its own, so that the
 // block itself is read to where it belongs.
-bool Engine::read_some(Socket& socket, Ns now) {
+void Engine::read_some(Socket& socket, Ns now) {
   const ConnId conn = socket.conn;
+  std::optional<Standstill> still;
+  if (core_.is_control(conn)) still.emplace(*this);  // it may bring evidence
   std::size_t total = 0;
   while (true) {
     const auto space = core_.receive_space(conn);
     if (space.empty()) {
       socket.reading = false;
-      watch(socket);
-      return total > 0;
+      watch_socket(epoll_, socket);
+      return;
     }
     const ssize_t n = ::recv(socket.fd, space.data(), space.size(), MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return total > 0;
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) {
       core_.lost(now, conn, n == 0 ? std::string("closed by the other side") : error_text(errno));
       close_socket(conn);
-      return true;
+      return;
     }
     // What is measured is stamped after it was read: a stamp from before would be early by as long as this thread
     // slept.
     core_.received(core_.is_bulk(conn) ? monotonic_now() : now, conn, static_cast<std::size_t>(n));
     total += static_cast<std::size_t>(n);
     const bool was_all = static_cast<std::size_t>(n) < space.size();
-    if (was_all || total >= bulk_turn_bytes || !core_.is_bulk(conn)) return true;
+    if (was_all || total >= bulk_turn_bytes || !core_.is_bulk(conn)) return;
   }
-}
-
-bool Engine::flush(Socket& socket, Ns now) {
-  if (socket.connecting || socket.blocked) return false;
-  const ConnId conn = socket.conn;
-  std::size_t total = 0;
-  while (total < flush_bytes) {
-    iovec pieces[64];
-    const std::size_t count = core_.gather(conn, pieces, 64);
-    if (count == 0) return total > 0;
-    msghdr message{};
-    message.msg_iov = pieces;
-    message.msg_iovlen = count;
-    std::size_t offered = 0;
-    for (std::size_t i = 0; i < count; ++i) offered += pieces[i].iov_len;
-    const ssize_t n = ::sendmsg(socket.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      // Also when the other side has closed: its last message, such as Evicted, may be unread. Reading finds the end
-      // then.
-      socket.blocked = true;
-      return total > 0;
-    }
-    core_.sent(now, conn, static_cast<std::size_t>(n));
-    total += static_cast<std::size_t>(n);
-    if (static_cast<std::size_t>(n) < offered) {
-      socket.blocked = true;
-      return true;
-    }
-  }
-  core_.touch(conn);  // there may be more
-  return true;
 }
 
 bool Engine::flush_dirty(Ns now) {
-  bool progressed = false;
-  for (const ConnId conn : core_.take_dirty()) {
+  bool progressed = lanes_.flush_dirty(now);
+  if (!core_.has_dirty_messages()) return progressed;
+  for (const ConnId conn : core_.take_dirty_messages()) {
     const auto it = sockets_.find(conn);
-    if (it != sockets_.end()) progressed |= flush(it->second, now);
+    if (it != sockets_.end()) progressed |= flush_socket(core_, it->second, now);
   }
   return progressed;
 }
 
-// What the kernel reports about lanes that share a link: bytes in flight, and the RTT.
-void Engine::look_at_lanes(Ns now) {
-  look_at_hints(now);
-  if (!core_.has_shared() || now - last_look_ < look_every) return;
-  if (!core_.ops().any_in_flight() && !core_.shared_in_flight()) return;
-  last_look_ = now;
-  for (const ConnId conn : hot_) {
-    const auto it = sockets_.find(conn);
-    int queued = 0;
-    if (it == sockets_.end() || ::ioctl(it->second.fd, SIOCOUTQ, &queued) != 0) continue;
-    TcpFacts facts{};
-    socklen_t bytes = sizeof facts;
-    if (queued > 0) ::getsockopt(it->second.fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes);
-    const std::uint32_t min_us = facts.min_rtt_us == ~std::uint32_t{0} ? 0 : facts.min_rtt_us;  // ~0: none yet
-    core_.acknowledged(now, conn, static_cast<std::uint64_t>(queued), Ns{facts.info.tcpi_rtt} * 1'000,
-                       Ns{min_us} * 1'000);
-    const auto unsent = static_cast<int>(core_.unsent_wanted(conn));
-    if (unsent == 0 || std::abs(unsent - it->second.unsent) <= it->second.unsent / 4) continue;
-    it->second.unsent = unsent;
-    ::setsockopt(it->second.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
-  }
-}
-
 // EPOLLOUT is enabled only before blocking: while driving, trying to write is cheaper.
 void Engine::arm() {
+  lanes_.arm();
   for (auto& [conn, socket] : sockets_) {
-    if (socket.blocked != socket.armed) watch(socket);
+    if (socket.blocked != socket.armed) watch_socket(epoll_, socket);
   }
 }
 
@@ -356,7 +270,7 @@ void Engine::finish_connect(Socket& socket, Ns now) {
   socket.connecting = false;
   net::prepare(socket.fd, settings_.same_host_buffer);
   core_.opened(socket.conn);
-  watch(socket);
+  watch_socket(epoll_, socket);
 }
 
 void Engine::on_ready(const epoll_event& event, Ns now) {
@@ -371,17 +285,18 @@ void Engine::on_ready(const epoll_event& event, Ns now) {
   }
   const auto conn = static_cast<ConnId>(event.data.u64);
   auto it = sockets_.find(conn);
-  if (it == sockets_.end()) return;
+  if (it == sockets_.end()) {
+    lanes_.on_ready(conn, event.events, now);
+    return;
+  }
   if (it->second.connecting) {
     finish_connect(it->second, now);
     return;
   }
   if ((event.events & EPOLLOUT) != 0) {
     it->second.blocked = false;
-    flush(it->second, now);
-    it = sockets_.find(conn);
-    if (it == sockets_.end()) return;
-    if (!it->second.blocked) watch(it->second);
+    flush_socket(core_, it->second, now);
+    if (!it->second.blocked) watch_socket(epoll_, it->second);
   }
   if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
     if (it->second.reading) {

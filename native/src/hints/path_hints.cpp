@@ -39,29 +39,26 @@ bool FollowedHints::look(Ns now) {
   reader_->look(static_cast<std::uint64_t>(now));
   bool changed = false;
   for (auto& [peer, place] : places_) {
-    PathShares found;
-    const bool has = read(place, found);
-    if (has == place.has_seen && found.flags == place.seen.flags && found.share == place.seen.share) continue;
-    place.has_seen = has;
+    const auto found = read(place);
+    changed |= found != place.seen;
     place.seen = found;
-    changed = true;
   }
   return changed;
 }
 
 bool FollowedHints::read(PeerId peer, PathShares& out) const {
   const auto it = places_.find(peer);
-  return it != places_.end() && read(it->second, out);
+  const auto found = it == places_.end() ? std::nullopt : read(it->second);
+  if (found) out = *found;
+  return found.has_value();
 }
 
-bool FollowedHints::read(const Place& place, PathShares& out) const {
-  const auto result = reader_->read(place.slot, place.generation, place.hint);
-  if (result != RINGFOLD_HINT_BUSY) {
-    place.has_hint = result == RINGFOLD_HINT_READ;
-    place.flags = reader_->flags(place.slot);
-  }
-  if (place.has_hint) out = advice_of(place.hint, place.flags);
-  return place.has_hint;
+std::optional<PathShares> FollowedHints::read(const Place& place) const {
+  ringfold_hint hint;
+  const auto result = reader_->read(place.slot, place.generation, hint);
+  if (result == RINGFOLD_HINT_BUSY) return place.seen;
+  if (result != RINGFOLD_HINT_READ) return std::nullopt;
+  return advice_of(hint, reader_->flags(place.slot));
 }
 
 }  // namespace ringfold

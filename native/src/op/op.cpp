@@ -118,6 +118,7 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   }
   unfinished_parts_ = static_cast<std::size_t>(
       std::count_if(parts.begin(), parts.end(), [](const PartPtr& part) { return !part->is_finished(); }));
+  parts_to_finish = static_cast<std::uint32_t>(unfinished_parts_);
 }
 
 Plan Op::no_plan() const {

@@ -19,6 +19,8 @@ both ends is avoided, and a member is evicted if no ring without bad edges exist
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.limits import MAX_LANES_OF_A_PATH
+from ringfold.master.channels import channels_for
 from ringfold.master.events import Ns
 from ringfold.master.run import AwayMember, BrokenLink, EpochChange, Group, Peer, Run
 from ringfold.master.states import EpochPhase, Membership
@@ -263,7 +265,7 @@ class Epochs:
             verdicts=verdicts,
             world=self._run.world(),
             call=self._run.calls,
-            channels=self._settings.channels,
+            channels=self._channels(group, bool(change.admitted)),
         )
         group.record = record
         for member in members:
@@ -277,6 +279,15 @@ class Epochs:
         change.causes, change.answers = [], {}
         change.seals.clear()
         change.admitted.clear()
+
+    def _channels(self, group: Group, admits: bool) -> int:
+        """How many channels carry the ops of the next epoch. Where nobody comes, lanes stay as they are if they can."""
+        if self._settings.channels is not None:
+            return self._settings.channels
+        possible = channels_for(self._run.live(group), [peer for peer in self._run.peers.values() if peer.is_member])
+        possible = min(possible, MAX_LANES_OF_A_PATH // self._settings.lanes)
+        before = 0 if group.record is None else group.record.channels
+        return before if 0 < before <= possible and not admits else possible
 
     def _plan_ring(self, now: Ns, group: Group, change: EpochChange) -> list[PeerId]:
         """The ring of the next epoch. Evicts members until there is one that uses no bad edge."""

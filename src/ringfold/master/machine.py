@@ -416,6 +416,8 @@ class Master:
             paths=resume.paths,
             run=resume.run,
             listen_only=resume.listen_only,
+            cores=resume.cores,
+            threads=resume.threads,
         )
         if is_new:
             self._hello(now, connection, hello)

@@ -89,6 +89,7 @@ class Recovery:
         away = self._run.away[resume.peer]
         member = Member(resume.peer, resume.name, resume.host, resume.addresses, resume.port, resume.paths)
         peer = Peer(resume.peer, connection.id, connection.remote, away.group, member, now, now, now)
+        peer.cores, peer.threads = resume.cores, resume.threads
         peer.membership = Membership.RESUMING
         self._run.peers[peer.id] = peer
         connection.peer = peer

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ringfold.config import GIVE_TOKEN
 from ringfold.errors import RemoteProtocolError
-from ringfold.limits import MAX_PATHS
+from ringfold.limits import MAX_CHANNELS, MAX_PATHS
 from ringfold.master.run import Peer, Run
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.messages import (
@@ -62,6 +62,8 @@ def check_hello(hello: Hello) -> None:
         raise RemoteProtocolError(f"it cannot be reached at {hello.addresses} port {hello.port}")
     if not 1 <= hello.paths <= min(len(hello.addresses), MAX_PATHS):
         raise RemoteProtocolError(f"{hello.paths} paths over {len(hello.addresses)} addresses")
+    if hello.cores < 1 or not 0 <= hello.threads <= MAX_CHANNELS:
+        raise RemoteProtocolError(f"{hello.threads} threads on {hello.cores} cores")
     check_names(hello)
 
 

@@ -133,6 +133,9 @@ class Peer:
     registered_ns: Ns
     last_received_ns: Ns
     last_echo_ns: Ns
+    cores: int = 1
+    threads: int = 0
+    """What it offers for its ops, as in `Hello`."""
     membership: Membership = Membership.REGISTERED
     stopped: bool = False
     """Whether it leaves before its program is done."""
@@ -578,6 +581,7 @@ class Run:
         self.registrations += 1
         member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths)
         peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
+        peer.cores, peer.threads = hello.cores, hello.threads
         self.peers[peer.id] = peer
         self.remember_name(member)
         connection.peer = peer

@@ -26,8 +26,8 @@ class MasterSettings:
     small_bytes: int = 16_384
     segment_bytes: int = 1_048_576
     lanes: int = 1
-    channels: int = 1
-    """How many slices an op is cut into, each with lanes of its own."""
+    channels: int | None = None
+    """How many slices an op is cut into, each with lanes and a thread of its own; None: by what the members offer."""
     liveness: Liveness = field(default_factory=Liveness)
     seal_ms: int = 30_000
     attach_ms: int = 10_000
@@ -67,7 +67,6 @@ class MasterSettings:
         positive = (
             "segment_bytes",
             "lanes",
-            "channels",
             "seal_ms",
             "attach_ms",
             "handshake_ms",
@@ -78,7 +77,9 @@ class MasterSettings:
         for name in (*positive, *more):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.channels > MAX_CHANNELS or self.lanes * self.channels > MAX_LANES_OF_A_PATH:
+        if self.channels is not None and (
+            not 0 < self.channels <= MAX_CHANNELS or self.lanes * self.channels > MAX_LANES_OF_A_PATH
+        ):
             raise ConfigError(
                 f"{self.channels} channels with {self.lanes} lanes each: at most {MAX_CHANNELS} channels, and "
                 f"{MAX_LANES_OF_A_PATH} lanes together, are possible"

@@ -288,6 +288,8 @@ class Control:
             name=me.name,
             addresses=list(me.addresses),
             paths=me.paths,
+            cores=me.cores,
+            threads=me.threads,
             port=me.port,
             nonce=self._nonce,
             proof=prove(me.token, "hello", challenge.nonce, self._nonce),
@@ -316,6 +318,8 @@ class Control:
             probes=me.probes,
             listen_only=me.listen_only,
             paths=me.paths,
+            cores=me.cores,
+            threads=me.threads,
             run=me.run,
         )
 

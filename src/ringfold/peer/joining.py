@@ -21,7 +21,7 @@ from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.runtime import network, threads
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.hardware import usable_cores
+from ringfold.runtime.hardware import usable_cores, whole_cores
 from ringfold.runtime.network import congestion_missing
 from ringfold.wire.proof import run_token
 
@@ -115,6 +115,8 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
         probes=prober is not None,
         listen_only=settings.text("probe") == "listen",
         paths=max(1, len(advertised)),
+        cores=whole_cores(),
+        threads=0 if settings.value("threads") == "auto" else settings.integer("threads"),
     )
     session = Session(engine, identity, _timings(request.timings, settings))
     if settings.text("agent") == "auto":

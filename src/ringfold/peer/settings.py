@@ -72,3 +72,7 @@ class Identity:
     listen_only: bool = False
     """Whether it only responds to them."""
     paths: int = 1
+    cores: int = 1
+    """How many it may use."""
+    threads: int = 0
+    """How many threads its ops may have; 0: its share of the host's cores."""

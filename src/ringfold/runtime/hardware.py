@@ -1,10 +1,11 @@
 """The hardware and software of this machine, for `doctor` and for the reports of benchmarks."""
 
+import math
 import os
 import platform
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -95,11 +96,38 @@ def memory_facts() -> dict[str, int]:
 
 def usable_cores() -> int:
     """Cores that this process may run on; a container's CPU quota, rounded up, lowers the number."""
+    return _allowed_cores(math.ceil)
+
+
+def whole_cores() -> int:
+    """The same with the quota rounded down: for threads that compute all the time, and would be throttled."""
+    return _allowed_cores(math.floor)
+
+
+def _allowed_cores(rounded: Callable[[float], int]) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = read_text("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit() and int(period):
-        cores = min(cores, max(1, -(-int(quota) // int(period))))
-    return cores
+    quota = _cpu_quota()
+    return cores if math.isinf(quota) else min(cores, max(1, rounded(quota)))
+
+
+def _cpu_quota(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
+    """CPUs that the cgroups of this process allow: the least of its own and those above it; infinite: no quota."""
+    paths = {"cpu": "/", "": "/"}  # by controller: "" is the one hierarchy of cgroup v2
+    for line in read_text(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)
+    quotas = [math.inf]
+    for controller, path in (("", paths[""]), ("cpu", paths["cpu"])):
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts) + 1):
+            folder = "/".join((root, *filter(None, (controller, *parts[:depth]))))
+            if controller:
+                quota, period = (read_text(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+            else:
+                quota, _, period = read_text(f"{folder}/cpu.max").partition(" ")
+            if quota.isdigit() and period.isdigit() and int(period):
+                quotas.append(int(quota) / int(period))
+    return min(quotas)
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -109,6 +109,8 @@ class Hello(Message, frozen=True, tag="hello"):
     With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph; with `listen_only`
     it responds to probes and sends none. The first `paths` addresses are separate paths, used at the same time; the
     others are alternatives.
+
+    `cores` is how many it may use, `threads` how many threads its ops may have; 0: its share of the host's cores.
     """
 
     version: int
@@ -123,6 +125,8 @@ class Hello(Message, frozen=True, tag="hello"):
     paths: int = 1
     run: str = ""
     listen_only: bool = False
+    cores: int = 1
+    threads: int = 0
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -161,6 +165,8 @@ class Resume(Message, frozen=True, tag="resume"):
     paths: int = 1
     run: str = ""
     listen_only: bool = False
+    cores: int = 1
+    threads: int = 0
 
 
 class Resumed(Message, frozen=True, tag="resumed"):

@@ -1,9 +1,13 @@
 """`ringfold bench allreduce`: in-place all-reduce over TCP loopback, against gloo and Open MPI in the same run.
 
+`mpi` is Open MPI over TCP, `mpi-shm` over shared memory. With several numbers of threads, each has teams of its own, and
+every library is measured again beside it.
+
 For each world size, one team of processes per library is started; idle teams sleep in a read. For each size, the teams
 take turns in rounds, so that a drift of the machine affects all of them. A round is a block of ops back to back. The
 figure of a library is the median over all rounds of rank 0's op times. Beside it is the mean over ranks of the block
-time per op, which a library cannot improve by letting rank 0 run ahead.
+time per op, which a library cannot improve by letting rank 0 run ahead, and the CPU time per op and rank, all threads of
+a process together.
 
 `ringfold bench memory`: how much an in-place all-reduce raises a peer's peak resident memory. The peak (VmHWM) is reset
 just before the op, with the buffer resident already. What it grows by belongs to the op: scratch, and the backup from
@@ -25,7 +29,11 @@ from ringfold.tools.bench.allreduce_worker import DTYPES
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
 from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
 
-LIBRARIES = ("gloo", "mpi")
+LIBRARIES = ("gloo", "mpi", "mpi-shm")
+MPI_TRANSPORTS = {
+    "mpi": ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"],
+    "mpi-shm": ["--mca", "btl", "vader,self"],
+}
 WORKER = str(Path(__file__).with_name("allreduce_worker.py"))
 START_S = 120.0
 ROUND_S = 300.0
@@ -34,13 +42,18 @@ LARGE_BYTES = 16 << 20
 
 COLUMNS = (
     Column("peers", "world"),
+    Column("threads", "threads"),
     Column("size", "size_bytes", size_text),
     Column("ringfold", "ringfold_median_us", microseconds),
     Column("p99", "ringfold_p99_us", microseconds),
     Column("gloo", "gloo_median_us", microseconds),
     Column("mpi", "mpi_median_us", microseconds),
+    Column("mpi-shm", "mpi_shm_median_us", microseconds),
     Column("gloo/ours", "gloo_over_ringfold", times),
     Column("mpi/ours", "mpi_over_ringfold", times),
+    Column("our CPU", "ringfold_cpu_us", microseconds),
+    Column("gloo's", "gloo_cpu_us", microseconds),
+    Column("mpi's", "mpi_cpu_us", microseconds),
     Column("right", "verified", lambda value: "yes" if value else "NO"),
 )
 
@@ -54,17 +67,19 @@ class AllReducePlan(msgspec.Struct, frozen=True):
     dtype: str
     min_time_s: float
     rounds: int
+    threads: list[str]
 
 
 def command(
     world: Annotated[str, typer.Option(help="Numbers of peers, comma-separated.")] = "2,4",
     sizes: Annotated[str, typer.Option(help="Buffer sizes, comma-separated.")] = "4K,16K,64K,1M,16M,64M,256M",
-    against: Annotated[str, typer.Option(help="Libraries to compare with: gloo, mpi, or none.")] = "gloo,mpi",
+    against: Annotated[str, typer.Option(help="Libraries to compare with: gloo, mpi, mpi-shm, or none.")] = "gloo,mpi",
     dtype: Annotated[str, typer.Option(help=f"Element type: {', '.join(DTYPES)}.")] = "f32",
     min_time: Annotated[
         float, typer.Option(help="Seconds of ops per round (for small ops: at most 20,000 ops).", min=0.0)
     ] = 1.0,
     rounds: Annotated[int, typer.Option(help="Turns that the libraries take at each size.", min=1)] = 3,
+    threads: Annotated[str, typer.Option(help="Threads of each peer, comma-separated: numbers, or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
@@ -76,6 +91,7 @@ def command(
         dtype=dtype,
         min_time_s=min_time,
         rounds=rounds,
+        threads=threads.split(","),
     )
     if unknown := set(plan.libraries) - set(LIBRARIES):
         raise typer.BadParameter(f"--against knows {', '.join(LIBRARIES)}, not {', '.join(sorted(unknown))}")
@@ -85,19 +101,21 @@ def command(
     teams = ["ringfold", *(one for one in plan.libraries if one not in skipped)]
     figures: list[Row] = []
     with reports.guarded(as_json=as_json) as progress:
-        task = progress.add_task("starting", total=len(plan.worlds) * len(plan.sizes) * plan.rounds)
-        for peers in plan.worlds:
+        cases = [(peers, each) for peers in plan.worlds for each in plan.threads]
+        task = progress.add_task("starting", total=len(cases) * len(plan.sizes) * plan.rounds)
+        for peers, each in cases:
             with LocalCluster() as cluster:
                 progress.update(task, description=f"{peers} peers: starting {', '.join(teams)}")
                 for library in teams:
-                    start_team(cluster, library, peers)
+                    start_team(cluster, library, peers, each)
                 for size in plan.sizes:
                     progress.update(task, description=f"{peers} peers, {size_text(size)}")
-                    figures.append(measure(cluster, teams, peers, size, plan, lambda: progress.advance(task)))
+                    row = measure(cluster, teams, peers, size, plan, lambda: progress.advance(task))
+                    figures.append({"threads": each, **row})
                 for library in teams:
                     cluster.send(team(library, peers), {"do": "end"})
     for row in figures:
-        row.update({f"{library}_over_ringfold": None for library in skipped})
+        row.update({f"{key_of(library)}_over_ringfold": None for library in skipped})
     result = reports.report("allreduce", msgspec.to_builtins(plan), figures, peers=teams, skipped=skipped)
     if not all(row["verified"] for row in figures):
         result.notes.append("A RESULT WAS WRONG: see `verified`")
@@ -111,29 +129,34 @@ def missing_libraries(libraries: Sequence[str]) -> dict[str, str]:
     missing: dict[str, str] = {}
     if "gloo" in libraries and importlib.util.find_spec("torch") is None:
         missing["gloo"] = "torch is not installed (pip install torch)"
-    if "mpi" in libraries and importlib.util.find_spec("mpi4py") is None:
-        missing["mpi"] = "mpi4py is not installed (pip install mpi4py)"
-    elif "mpi" in libraries and shutil.which("mpirun") is None:
-        missing["mpi"] = "mpirun is not on the PATH (apt install openmpi-bin)"
+    for library in set(libraries) & MPI_TRANSPORTS.keys():
+        if importlib.util.find_spec("mpi4py") is None:
+            missing[library] = "mpi4py is not installed (pip install mpi4py)"
+        elif shutil.which("mpirun") is None:
+            missing[library] = "mpirun is not on the PATH (apt install openmpi-bin)"
     return missing
+
+
+def key_of(library: str) -> str:
+    """How the figures of a library begin."""
+    return library.replace("-", "_")
 
 
 def team(library: str, world: int) -> list[str]:
     return [f"{library}.{rank}" for rank in range(world)]
 
 
-def start_team(cluster: LocalCluster, library: str, world: int) -> None:
+def start_team(cluster: LocalCluster, library: str, world: int, threads: str) -> None:
     """Start a library's ranks and wait until they are connected with each other."""
-    env = {"OMP_NUM_THREADS": "1"}
+    env = {"OMP_NUM_THREADS": "1", "RINGFOLD_THREADS": threads}
     # Without -P the folder of the script would become importable, `join.py` and `master.py` included.
     rank_command = [sys.executable, "-P", WORKER, library, cluster.address, str(world)]
-    if library == "mpi":
+    if library in MPI_TRANSPORTS:
         where = "-"
-        mpirun = ["mpirun", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--oversubscribe"]
-        mpirun += ["--allow-run-as-root", "-n", str(world)]
+        mpirun = ["mpirun", *MPI_TRANSPORTS[library], "--oversubscribe", "--allow-run-as-root", "-n", str(world)]
         # Its session files go where the cluster removes them.
         env["TMPDIR"] = str(cluster.directory)
-        cluster.start("mpi", [*mpirun, *rank_command, "-", where], env=env, terminate_first=True)
+        cluster.start(library, [*mpirun, *rank_command, "-", where], env=env, terminate_first=True)
     else:
         if library == "gloo":
             env["GLOO_SOCKET_IFNAME"] = "lo"
@@ -156,23 +179,28 @@ def measure(
     }
     durations: dict[str, list[int]] = {library: [] for library in teams}
     blocks: dict[str, list[float]] = {library: [] for library in teams}
+    cpu: dict[str, list[float]] = {library: [] for library in teams}
     verified, identical = True, {library: True for library in teams}
     for number in range(plan.rounds):
         for library in teams:
             outcome = play(cluster, library, world, size, plan, iterations[library], digest=number == 0)
             durations[library] += outcome["durations_ns"]
             blocks[library].append(outcome["block_ns"] / iterations[library])
+            cpu[library].append(outcome["cpu_ns"] / iterations[library])
             verified = verified and outcome["verified"]
             identical[library] = identical[library] and outcome["identical"]
         advance()
     row: Row = {"world": world, "size_bytes": size, "dtype": plan.dtype}
     for library in teams:
-        row.update(spread(durations[library], f"{library}_"))
-        row[f"{library}_block_us"] = sum(blocks[library]) / len(blocks[library]) / 1_000
-        row[f"{library}_bit_identical"] = identical[library]
+        key = key_of(library)
+        row.update(spread(durations[library], f"{key}_"))
+        row[f"{key}_block_us"] = sum(blocks[library]) / len(blocks[library]) / 1_000
+        row[f"{key}_cpu_us"] = sum(cpu[library]) / len(cpu[library]) / 1_000
+        row[f"{key}_bit_identical"] = identical[library]
     for library in teams[1:]:
-        row[f"{library}_over_ringfold"] = ratio(row, library, "median_us")
-        row[f"{library}_over_ringfold_block"] = ratio(row, library, "block_us")
+        key = key_of(library)
+        row[f"{key}_over_ringfold"] = ratio(row, key, "median_us")
+        row[f"{key}_over_ringfold_block"] = ratio(row, key, "block_us")
     # Other libraries do not promise the same bits on every rank; Ringfold does.
     row["verified"] = verified and identical["ringfold"]
     return row
@@ -197,6 +225,7 @@ def play(
     return {
         "durations_ns": replies[names[0]]["durations_ns"],
         "block_ns": sum(reply["block_ns"] for reply in replies.values()) / world,
+        "cpu_ns": sum(reply["cpu_ns"] for reply in replies.values()) / world,
         "verified": all(reply["verified"] for reply in replies.values()),
         "identical": len({reply["digest"] for reply in replies.values()}) == 1,
     }

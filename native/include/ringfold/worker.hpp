@@ -1,0 +1,63 @@
+// A thread that drives one channel: it sends, receives, checks and reduces what the channel carries.
+//
+// Its lock belongs to whoever drives the channel or changes it. The worker holds it while it works, and lets go of it
+// between two lanes when somebody else wants it (`stop`). So a channel stands still within the time that one read and
+// its segments take.
+//
+// A worker never waits for the engine's mutex while it holds its lock: what its channel reports it delivers without it.
+// Nothing to move: it looks for a while, then sleeps until a socket is ready or `go_on` has something for it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "ringfold/lane_sockets.hpp"
+
+namespace ringfold {
+
+// Lock a mutex that its holder is asked to give up: it comes free sooner than a sleeper would be woken.
+void lock_soon(std::mutex& mutex);
+
+class Worker {
+ public:
+  // `settle` is called when the channel wants the core, from the worker's thread.
+  Worker(Channel& channel, Ns spin, std::function<void()> settle);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // The lanes, and the channel: for who has stopped the worker.
+  LaneSockets& lanes() { return lanes_; }
+  void start();
+
+  // Two steps, so that several workers come to a stop at the same time. After wait_until_stopped() it stands still
+  // until go_on().
+  void stop() { stops_wanted_.fetch_add(1); }
+  void wait_until_stopped();
+  // `crowded`: there are more threads like this one than cores.
+  void go_on(bool crowded);
+
+  // Ends the thread. The sockets stay open.
+  void shutdown();
+  // In the child of a fork there is no such thread.
+  void forked_child();
+
+ private:
+  void work();
+  void give_way(std::unique_lock<std::mutex>& lock);
+  bool sleep(std::unique_lock<std::mutex>& lock);
+  void wake();
+
+  const int epoll_, wake_;
+  LaneSockets lanes_;
+  const Ns spin_;
+  const std::function<void()> settle_;
+  std::mutex mutex_;
+  std::atomic<int> stops_wanted_{0};
+  bool is_asleep_ = false, is_crowded_ = false, is_stopping_ = false, forked_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ringfold

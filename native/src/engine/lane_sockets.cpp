@@ -1,0 +1,174 @@
+#include "ringfold/lane_sockets.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "engine/socket_io.hpp"
+#include "engine/tcp.hpp"
+#include "ringfold/error_text.hpp"
+
+namespace ringfold {
+namespace {
+
+constexpr Ns look_every = 500'000;  // at the lanes of shared links, while they have bytes in flight
+constexpr Ns ack_check_every = 100'000'000;
+constexpr int path_unsent_bytes = 16 * 1024;  // in the kernel, of each lane of a link with several paths
+
+// Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the
+// sum smaller. On a single high-RTT path with random loss, CUBIC takes each loss for a full queue: at 150 ms and a loss
+// of 0.1 %, a lane gets no further than 4 Mbit/s. BBR follows the rate that it measures. It also keeps its rate over
+// the pauses between ops. Where the kernel does not permit it, the host's own choice stands.
+void choose_congestion(int fd, std::uint32_t paths, const std::string& wanted) {
+  if (wanted == "host") return;
+  if (wanted != "auto") {
+    use_congestion(fd, wanted);
+  } else if (paths > 1) {
+    use_congestion(fd, "cubic");
+  } else if (const auto rtt_us = min_rtt_us(fd); rtt_us && *rtt_us >= low_rtt_us) {
+    use_congestion(fd, "bbr");
+  }
+}
+
+// A lane that others can replace is not waited for: a path that carries nothing is given up, also when it is idle. But
+// not before the master would have evicted the neighbour itself (its timeouts for peers are shorter than theirs for
+// it). What the kernel has taken cannot be given to another lane any more: it gets little ahead.
+void prepare_shared(int fd, Ns master_dead_after) {
+  const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
+  const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &gone_ms, sizeof gone_ms);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &path_unsent_bytes, sizeof path_unsent_bytes);
+}
+
+}  // namespace
+
+void LaneSockets::add(Socket socket, const LaneInfo& lane, const std::string& congestion, Ns dead_after) {
+  choose_congestion(socket.fd, lane.paths, congestion);
+  if (lane.shared) prepare_shared(socket.fd, dead_after);
+  sockets_.push_back(socket);
+  watch_socket(epoll_, sockets_.back(), EPOLL_CTL_ADD);
+}
+
+Socket* LaneSockets::find(ConnId conn) {
+  const auto it = std::find_if(sockets_.begin(), sockets_.end(), [&](const Socket& each) { return each.conn == conn; });
+  return it == sockets_.end() ? nullptr : &*it;
+}
+
+bool LaneSockets::close(ConnId conn) {
+  const Socket* found = find(conn);
+  if (found == nullptr) return false;
+  ::close(found->fd);
+  sockets_.erase(sockets_.begin() + (found - sockets_.data()));
+  return true;
+}
+
+void LaneSockets::close_all() {
+  for (const Socket& socket : sockets_) ::close(socket.fd);
+  sockets_.clear();
+}
+
+bool LaneSockets::read(Socket& socket, Ns now) {
+  const auto space = channel_.receive_space(socket.conn);
+  if (space.empty()) {
+    socket.reading = false;
+    watch_socket(epoll_, socket);
+    return false;
+  }
+  const ssize_t n = ::recv(socket.fd, space.data(), space.size(), MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (n > 0) channel_.received(now, socket.conn, static_cast<std::size_t>(n));
+  else channel_.lost(socket.conn, n == 0 ? std::string("closed by the other side") : error_text(errno));
+  return true;
+}
+
+bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
+  bool progressed = false;
+  for (Socket& socket : sockets_) {
+    if (stops.load(std::memory_order_relaxed) > 0) return true;
+    if (!channel_.has(socket.conn)) continue;
+    if (socket.reading && channel_.expects(socket.conn)) progressed |= read(socket, now);
+    if (!socket.blocked || !channel_.has(socket.conn)) continue;
+    socket.blocked = false;
+    progressed |= flush_socket(channel_, socket, now);
+  }
+  return flush_dirty(now) || progressed;
+}
+
+bool LaneSockets::flush_dirty(Ns now) {
+  if (!channel_.has_dirty()) return false;
+  bool progressed = false;
+  for (const ConnId conn : channel_.take_dirty()) {
+    Socket* socket = channel_.has(conn) ? find(conn) : nullptr;
+    if (socket != nullptr) progressed |= flush_socket(channel_, *socket, now);
+  }
+  return progressed;
+}
+
+void LaneSockets::on_ready(ConnId conn, std::uint32_t events, Ns now) {
+  Socket* socket = find(conn);
+  if (socket == nullptr || !channel_.has(conn)) return;
+  if ((events & EPOLLOUT) != 0) {
+    socket->blocked = false;
+    flush_socket(channel_, *socket, now);
+    if (!channel_.has(conn)) return;
+    if (!socket->blocked) watch_socket(epoll_, *socket);
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  if (socket->reading) read(*socket, now);
+  else if ((events & (EPOLLHUP | EPOLLERR)) != 0) channel_.lost(conn, "closed by the other side");
+}
+
+void LaneSockets::arm() {
+  for (Socket& socket : sockets_) {
+    if (socket.blocked != socket.armed) watch_socket(epoll_, socket);
+  }
+}
+
+bool LaneSockets::has_unsent() const {
+  return channel_.has_dirty() ||
+         std::any_of(sockets_.begin(), sockets_.end(), [](const Socket& each) { return each.blocked != each.armed; });
+}
+
+int LaneSockets::longest_wait_ms() const {
+  if (channel_.has_dirty()) return 0;
+  if (channel_.has_shared() && channel_.shared_in_flight()) return 1;
+  return channel_.has_parts() ? 10 : -1;
+}
+
+void LaneSockets::resume_reading() {
+  for (Socket& socket : sockets_) {
+    if (socket.reading || !channel_.has(socket.conn) || channel_.receive_space(socket.conn).empty()) continue;
+    socket.reading = true;
+    watch_socket(epoll_, socket);
+  }
+}
+
+// Of a single lane only what is acknowledged, and that seldom; of lanes that share a link the RTT, too.
+void LaneSockets::look(Ns now) {
+  const bool shares = channel_.has_shared();
+  if (now - (shares ? last_look_ : last_ack_check_) < (shares ? look_every : ack_check_every)) return;
+  if (!channel_.has_parts() && !(shares && channel_.shared_in_flight())) return;
+  last_look_ = last_ack_check_ = now;
+  for (Socket& socket : sockets_) {
+    const auto queued = unacknowledged(socket.fd);
+    if (!queued || !channel_.has(socket.conn)) continue;
+    TcpFacts facts{};
+    socklen_t bytes = sizeof facts;
+    if (shares && *queued > 0) ::getsockopt(socket.fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes);
+    const std::uint32_t min_us = facts.min_rtt_us == ~std::uint32_t{0} ? 0 : facts.min_rtt_us;  // ~0: none yet
+    channel_.acknowledged(now, socket.conn, static_cast<std::uint64_t>(*queued), Ns{facts.info.tcpi_rtt} * 1'000,
+                          Ns{min_us} * 1'000);
+    const auto unsent = static_cast<int>(channel_.unsent_wanted(socket.conn));
+    if (unsent == 0 || std::abs(unsent - socket.unsent) <= socket.unsent / 4) continue;
+    socket.unsent = unsent;
+    ::setsockopt(socket.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+  }
+}
+
+}  // namespace ringfold

@@ -1,0 +1,157 @@
+#include "ringfold/worker.hpp"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <utility>
+
+#include "engine/pause.hpp"
+#include "ringfold/clock.hpp"
+#include "ringfold/error_text.hpp"
+#include "ringfold/float_environment.hpp"
+
+namespace ringfold {
+namespace {
+
+constexpr std::uint64_t wake_key = ~std::uint64_t{0};
+constexpr int pauses_before_yield = 200;
+constexpr int yields_before_sleep = 200;
+
+}  // namespace
+
+void lock_soon(std::mutex& mutex) {
+  for (int i = 0; i < pauses_before_yield; ++i) {
+    if (mutex.try_lock()) return;
+    pause_cpu();
+  }
+  for (int i = 0; i < yields_before_sleep; ++i) {
+    if (mutex.try_lock()) return;
+    ::sched_yield();
+  }
+  mutex.lock();
+}
+
+Worker::Worker(Channel& channel, Ns spin, std::function<void()> settle)
+    : epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      lanes_(channel, epoll_),
+      spin_(spin),
+      settle_(std::move(settle)) {
+  epoll_event event{EPOLLIN, {.u64 = wake_key}};
+  if (epoll_ >= 0 && wake_ >= 0 && ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) == 0) return;
+  const int error = errno;
+  for (const int fd : {epoll_, wake_}) {
+    if (fd >= 0) ::close(fd);
+  }
+  throw std::runtime_error("no descriptors for a channel: " + error_text(error));
+}
+
+Worker::~Worker() {
+  shutdown();
+  if (forked_) return;
+  for (const int fd : {wake_, epoll_}) ::close(fd);
+}
+
+void Worker::start() {
+  if (!thread_.joinable() && !is_stopping_) thread_ = std::thread([this] { work(); });
+}
+
+void Worker::wait_until_stopped() {
+  lock_soon(mutex_);
+  stops_wanted_.fetch_sub(1);
+}
+
+void Worker::go_on(bool crowded) {
+  is_crowded_ = crowded;
+  const bool has_work = is_asleep_ && lanes_.has_unsent();
+  mutex_.unlock();
+  if (has_work) wake();
+}
+
+void Worker::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto n = ::write(wake_, &one, sizeof one);
+}
+
+void Worker::shutdown() {
+  if (forked_) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  stop();
+  wait_until_stopped();
+  is_stopping_ = true;
+  mutex_.unlock();
+  wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Worker::forked_child() {
+  forked_ = true;
+  lanes_.close_all();
+  for (const int fd : {wake_, epoll_}) ::close(fd);
+}
+
+void Worker::give_way(std::unique_lock<std::mutex>& lock) {
+  if (stops_wanted_.load() == 0) return;
+  lock.unlock();
+  while (stops_wanted_.load() > 0) ::sched_yield();
+  lock_soon(mutex_);
+  lock = std::unique_lock(mutex_, std::adopt_lock);
+}
+
+void Worker::work() {
+  const FloatEnvironment arithmetic;
+  std::unique_lock lock(mutex_);
+  Ns idle_since = monotonic_now();
+  while (!is_stopping_) {
+    const Ns now = monotonic_now();
+    const bool progressed = lanes_.poll(now, stops_wanted_);
+    lanes_.look(now);
+    if (lanes_.channel().wants_core()) {
+      lock.unlock();
+      settle_();
+      lock.lock();
+    }
+    if (progressed) {
+      idle_since = now;
+    } else if (now - idle_since >= spin_) {
+      if (sleep(lock)) idle_since = monotonic_now() - spin_ / 2;
+    } else if (is_crowded_) {  // what is waited for may need this core
+      lock.unlock();
+      ::sched_yield();
+      lock.lock();
+    } else {
+      pause_cpu();
+    }
+    give_way(lock);
+  }
+}
+
+// True: something is ready.
+bool Worker::sleep(std::unique_lock<std::mutex>& lock) {
+  lanes_.arm();
+  const int timeout = lanes_.longest_wait_ms();
+  is_asleep_ = true;
+  lock.unlock();
+  epoll_event events[16];
+  const int count = ::epoll_wait(epoll_, events, 16, timeout);
+  lock.lock();
+  is_asleep_ = false;
+  const Ns now = monotonic_now();
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u64 == wake_key) {
+      std::uint64_t times = 0;
+      [[maybe_unused]] const auto n = ::read(wake_, &times, sizeof times);
+    } else {
+      lanes_.on_ready(static_cast<ConnId>(events[i].data.u64), events[i].events, now);
+    }
+  }
+  return count > 0;
+}
+
+}  // namespace ringfold
