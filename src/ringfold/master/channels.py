@@ -33,6 +33,5 @@ def channels_for(members: Sequence[Offer], run: Sequence[Offer]) -> int:
     if not members or any(peer.member.paths > 1 for peer in members):
         return 1
     here = Counter(peer.member.host for peer in run)
-    return max(
-        1, min(peer.threads or min(MOST_CHANNELS, peer.cores // max(1, here[peer.member.host])) for peer in members)
-    )
+    shares = (min(MOST_CHANNELS, peer.cores // max(1, here[peer.member.host])) for peer in members)
+    return max(1, min(peer.threads or share for peer, share in zip(members, shares, strict=True)))

@@ -1,13 +1,13 @@
 """`ringfold bench allreduce`: in-place all-reduce over TCP loopback, against gloo and Open MPI in the same run.
 
-`mpi` is Open MPI over TCP, `mpi-shm` over shared memory. With several numbers of threads, each has teams of its own, and
-every library is measured again beside it.
+`mpi` is Open MPI over TCP, `mpi-shm` over shared memory. With several numbers of threads, each has teams of its own,
+and every library is measured again beside it.
 
 For each world size, one team of processes per library is started; idle teams sleep in a read. For each size, the teams
 take turns in rounds, so that a drift of the machine affects all of them. A round is a block of ops back to back. The
 figure of a library is the median over all rounds of rank 0's op times. Beside it is the mean over ranks of the block
-time per op, which a library cannot improve by letting rank 0 run ahead, and the CPU time per op and rank, all threads of
-a process together.
+time per op, which a library cannot improve by letting rank 0 run ahead, and the CPU time per op and rank, of all
+threads of a process together.
 
 `ringfold bench memory`: how much an in-place all-reduce raises a peer's peak resident memory. The peak (VmHWM) is reset
 just before the op, with the buffer resident already. What it grows by belongs to the op: scratch, and the backup from

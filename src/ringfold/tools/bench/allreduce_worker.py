@@ -11,14 +11,13 @@ import hashlib
 import importlib
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.clock import monotonic_ns, process_cpu_ns
 from ringfold.tools.cluster import Channel, ChannelClosed, Message, die_with_parent
 
 Array = npt.NDArray[Any]
@@ -89,14 +88,14 @@ def round_of(bind: Bind, world: int, rank: int, order: Message) -> Message:
     for _ in range(order["warm_up"]):
         all_reduce()
     durations = [0] * order["iterations"]
-    cpu = time.process_time_ns()
+    cpu = process_cpu_ns()
     start = before = monotonic_ns()
     for index in range(len(durations)):
         all_reduce()
         after = monotonic_ns()
         durations[index] = after - before
         before = after
-    block, cpu = before - start, time.process_time_ns() - cpu
+    block, cpu = before - start, process_cpu_ns() - cpu
     verified = verified and not buffer.any() and verified_op(all_reduce, buffer, world, rank)
     digest = digest_of_op(all_reduce, buffer, rank) if order["digest"] else None
     # Only rank 0's op times are used; the others' lists would be wasted bytes.
