@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 from ringfold.errors import ConfigError
-from ringfold.limits import MAX_CHANNELS
 
 MASTER_PORT = 48148
 DATA_PORT = 48149
@@ -259,7 +258,7 @@ _SETTINGS = (
             help="Directory for the JSON lines of probing: a node's windows, and at the master the rounds of the run."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,
             help="How long a waiting op polls its lanes before it sleeps in the kernel."),
-    Setting(name="threads", kind="integer", default="auto", low=1, high=MAX_CHANNELS, words=("auto",),
+    Setting(name="threads", kind="integer", default="auto", low=1, high=16, words=("auto",),
             help="How many threads move and reduce the data of this peer's ops, that of the caller among them. auto: "
                  "the cores that it may use, shared by the peers of its host, at most 4. All members have as many as "
                  "the one with the fewest."),

@@ -1,4 +1,6 @@
-"""Ops cut into slices, between real processes. One thread drives all channels: no faster yet, but right."""
+"""Ops cut into slices between real processes, with a thread for each channel."""
+
+import os
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ SIZES = (1_000, 100_000, 3_000_000)
 
 
 def reduce_all(me: ProgramContext) -> None:
-    """Join the others, reduce, wait for a word, and reduce again with whoever is left."""
+    """Join the others, reduce, wait for a word, and reduce again with those that are left."""
+    os.environ["RINGFOLD_THREADS"] = me.options.get("threads", "auto")
     with rf.join(me.options["master"], op_timeout_s=60) as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
@@ -48,5 +51,20 @@ def test_a_run_with_several_channels_goes_on_when_a_peer_is_killed(cluster: Prog
         for peer in left:
             peer.expect("second", right=True, peers=2)
         for peer in left:
+            peer.send()
+            peer.wait_success()
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_the_setting_of_the_peers_gives_the_threads(cluster: ProgramCluster, threads: str) -> None:
+    with MasterThread() as master:
+        peers = cluster.start_program(reduce_all, 3, master=master.address, threads=threads)
+        for peer in peers:
+            peer.expect("first", right=True, peers=3)
+            assert peer.reports("joined")[0]["lanes"] == int(threads)
+        for peer in peers:
+            peer.send()
+        for peer in peers:
+            peer.expect("second", right=True, peers=3)
             peer.send()
             peer.wait_success()

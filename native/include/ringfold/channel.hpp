@@ -124,9 +124,9 @@ class Channel {
 
   // Time.
   void shift(Ns gap);
-  // For how long nothing was acknowledged on the links of a direction, and when something last came from the previous
-  // peer.
-  Ns stalled(Ns now, bool outgoing) const;
+  // For how long nothing was acknowledged on the links of a direction, for ops that began at `oldest` or later, and
+  // when something last came from the previous peer.
+  Ns stalled(Ns now, bool outgoing, Ns oldest) const;
   Ns last_received() const;
   bool has_parts() const { return !running_.empty(); }
   // Something that runs here is missing: segments of a part, or Dones.

@@ -46,7 +46,7 @@ class Channels {
   bool shared_in_flight() const;
   void shift(Ns gap);
   // A link stands still if it does in one of its channels.
-  Ns stalled(Ns now, bool outgoing) const;
+  Ns stalled(Ns now, bool outgoing, Ns oldest) const;
   // For how long nothing came from the previous peer, of what is missing here, for ops that began at `oldest` or later.
   Ns starved(Ns now, Ns oldest) const;
   Stats stats() const;

@@ -1,7 +1,7 @@
 // The lanes of one channel, as sockets in an epoll set: what the thread that drives the channel reads and writes.
 //
-// Who may touch it: whoever may touch the channel. A lane that the channel has lost stays here until the engine closes
-// it (Channel::take_closing).
+// Who may touch it: the thread that may touch the channel. A lane that the channel has lost stays here until the engine
+// closes it (Channel::take_closing).
 #pragma once
 
 #include <atomic>

@@ -83,10 +83,10 @@ class Op {
 
   // Begins (again) in an epoch, as the `sequence`-th op of its tag. Everything of an earlier attempt is forgotten.
   //
-  // A large op has a part in every channel. Where a part would be shorter than half a segment, the op is not cut: such
-  // ops take turns with the channels, so that several in flight use all of them. Every op has a part in channel 0,
-  // which may be empty: that channel carries the frames about the op as a whole, also where members disagree what it
-  // is.
+  // A large op has a part in every channel. Where its parts would be too short, the op is not cut: its tag says which
+  // channel carries it, so that ops in flight on several tags use all channels, and those on tag 0 the one that the
+  // caller drives; so do those that are too small to wake another thread for. Every op has a part in channel 0, which
+  // may be empty: that channel carries the frames about the op as a whole, also where members disagree what it is.
   void start(const Cut& cut, std::uint32_t sequence, BackupPool& pool);
 
   bool reduces() const { return spec.kind == OpKind::all_reduce || spec.kind == OpKind::reduce_scatter; }

@@ -1,8 +1,8 @@
 // A thread that drives one channel: it sends, receives, checks and reduces what the channel carries.
 //
-// Its lock belongs to whoever drives the channel or changes it. The worker holds it while it works, and lets go of it
-// between two lanes when somebody else wants it (`stop`). So a channel stands still within the time that one read and
-// its segments take.
+// Its lock is for driving the channel, or changing it. The worker holds it while it works, and lets go of it between
+// two lanes when another thread wants it (`stop`). So a channel stands still within the time that one read and its
+// segments take.
 //
 // A worker never waits for the engine's mutex while it holds its lock: what its channel reports it delivers without it.
 // Nothing to move: it looks for a while, then sleeps until a socket is ready or `go_on` has something for it.
@@ -46,7 +46,7 @@ class Worker {
 
  private:
   void work();
-  void give_way(std::unique_lock<std::mutex>& lock);
+  void yield_lock(std::unique_lock<std::mutex>& lock);
   bool sleep(std::unique_lock<std::mutex>& lock);
   void wake();
 

@@ -585,14 +585,14 @@ void Channel::shift(Ns gap) {
 }
 
 // A link moves while one of its lanes does, or has nothing to do.
-Ns Channel::stalled(Ns now, bool outgoing) const {
+Ns Channel::stalled(Ns now, bool outgoing, Ns oldest) const {
   bool any = false;
   Ns least = 0;
   for (const auto& [key, link] : links_) {
     if (link.outgoing != outgoing) continue;
     for (const auto& [id, each] : link.lanes()) {
       const bool waits = each.meter.unacknowledged() > 0 || !each.tx.empty();
-      const Ns since = waits ? now - each.meter.last_acknowledged() : 0;
+      const Ns since = waits ? now - std::max(oldest, each.meter.last_acknowledged()) : 0;
       least = any ? std::min(least, since) : since;
       any = true;
     }

@@ -88,9 +88,9 @@ void Channels::shift(Ns gap) {
   for (const auto& channel : channels_) channel->shift(gap);
 }
 
-Ns Channels::stalled(Ns now, bool outgoing) const {
+Ns Channels::stalled(Ns now, bool outgoing, Ns oldest) const {
   Ns longest = 0;
-  for (const auto& channel : channels_) longest = std::max(longest, channel->stalled(now, outgoing));
+  for (const auto& channel : channels_) longest = std::max(longest, channel->stalled(now, outgoing, oldest));
   return longest;
 }
 

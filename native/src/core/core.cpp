@@ -427,7 +427,7 @@ void Core::beat(Ns now) {
   const auto [number, received] = control_.beat(now);
   const std::optional<Ns> oldest = epoch_.is_sealed() ? std::nullopt : ops_.oldest();
   const auto stalled_ms = [&](bool outgoing) {
-    return static_cast<std::uint32_t>(oldest ? channels_.stalled(now, outgoing) / millisecond : 0);
+    return static_cast<std::uint32_t>(channels_.stalled(now, outgoing, oldest.value_or(now)) / millisecond);
   };
   const Ns starved = oldest && epoch_.size() > 1 ? channels_.starved(now, *oldest) : 0;
   Bytes body;

@@ -96,7 +96,7 @@ void Worker::forked_child() {
   for (const int fd : {wake_, epoll_}) ::close(fd);
 }
 
-void Worker::give_way(std::unique_lock<std::mutex>& lock) {
+void Worker::yield_lock(std::unique_lock<std::mutex>& lock) {
   if (stops_wanted_.load() == 0) return;
   lock.unlock();
   while (stops_wanted_.load() > 0) ::sched_yield();
@@ -128,7 +128,7 @@ void Worker::work() {
     } else {
       pause_cpu();
     }
-    give_way(lock);
+    yield_lock(lock);
   }
 }
 

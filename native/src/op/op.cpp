@@ -20,6 +20,17 @@ std::size_t fine_segment(std::size_t bytes, std::uint32_t size) {
   return segment;
 }
 
+// A part that is shorter is not worth waking a thread for.
+constexpr std::size_t smallest_part = std::size_t{128} << 10;
+// Around a ring of several channels: a stage of the ring begins with its first segment, so the fewer bytes that is, the
+// sooner all peers have work. A pair exchanges everything at once.
+constexpr std::size_t smallest_ring_segment = std::size_t{128} << 10;
+constexpr std::size_t ring_segments = 32;  // of each chunk in each channel, where they are not too small
+
+std::size_t ring_segment(std::size_t chunk, std::size_t most) {
+  return std::clamp(chunk / ring_segments, std::min(smallest_ring_segment, most), most);
+}
+
 std::vector<Span> laid_out(std::vector<Span> spans) {
   std::size_t at = 0;
   for (Span& span : spans) {
@@ -108,11 +119,14 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   if (quantised) segment_bytes = std::min(segment_bytes, quantised_segment_bytes);
   if (cut.fine) segment_bytes = std::min(segment_bytes, fine_segment(bytes, size_));
   const std::size_t whole = gathers ? bytes * size_ : bytes;
-  const bool is_cut = whole >= cut.channels * cut.segment_bytes / 2;
+  const std::size_t least = std::min(smallest_part, cut.segment_bytes / 2);
+  const bool is_cut = whole >= cut.channels * least;
   const std::uint32_t slices = is_cut ? cut.channels : 1;
+  if (slices > 1 && size_ > 2 && !quantised) segment_bytes = ring_segment(whole / size_ / slices, segment_bytes);
+  const auto only = static_cast<std::uint32_t>(whole >= least ? spec.tag % cut.channels : 0);
   for (std::uint32_t slice = 0; slice < slices; ++slice) {
     Plan plan = make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices});
-    const auto channel = is_cut ? slice : static_cast<std::uint32_t>((spec.tag + sequence) % cut.channels);
+    const std::uint32_t channel = is_cut ? slice : only;
     if (parts.empty() && channel > 0) parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));
     parts.push_back(std::make_shared<OpPart>(*this, channel, std::move(plan)));
   }

@@ -4,8 +4,8 @@ Start with `machine.py`: it says what a master does for a run, and handles every
 `effects.py`). `states.py` has the states of all machines in here, and their transitions; `run.py` has the tables of a
 run, and `settings.py` its settings. Then the decisions, all pure:
 
-* `epochs.py`: the one mechanism that changes a group, with `edges.py` (which links to avoid) and `verdicts.py` (which
-  ops commit, and why that is safe).
+* `epochs.py`: the one mechanism that changes a group, with `edges.py` (which links to avoid), `channels.py` (how many
+  threads each peer's ops have) and `verdicts.py` (which ops commit, and why that is safe).
 * `calls.py`: votes and admission, with `syncs.py` (shared state), `topology.py` (better rings) and `pending.py` (one
   answer to all peers that ask whether others are pending).
 * `ops.py`: ops that fail; `disputes.py`: members that called different things.

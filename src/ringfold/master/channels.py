@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ringfold.wire.messages import Member
 
-MOST_CHANNELS = 4
+MAX_AUTO_CHANNELS = 4
 """Unless every member asks for more. TCP on one host gains until four threads."""
 
 
@@ -33,5 +33,5 @@ def channels_for(members: Sequence[Offer], run: Sequence[Offer]) -> int:
     if not members or any(peer.member.paths > 1 for peer in members):
         return 1
     here = Counter(peer.member.host for peer in run)
-    shares = (min(MOST_CHANNELS, peer.cores // max(1, here[peer.member.host])) for peer in members)
+    shares = (min(MAX_AUTO_CHANNELS, peer.cores // max(1, here[peer.member.host])) for peer in members)
     return max(1, min(peer.threads or share for peer, share in zip(members, shares, strict=True)))

@@ -67,7 +67,7 @@ class AllReducePlan(msgspec.Struct, frozen=True):
     dtype: str
     min_time_s: float
     rounds: int
-    threads: list[str]
+    threads: list[str] = msgspec.field(default_factory=lambda: ["auto"])
 
 
 def command(

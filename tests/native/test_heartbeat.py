@@ -1,4 +1,4 @@
-"""The rate to the next peer that a heartbeat reports: two cores and a clock that the test sets."""
+"""What a heartbeat reports about ops and links: two cores and a clock that the test sets."""
 
 import numpy as np
 import pytest
@@ -40,14 +40,17 @@ class Pair:
                 )
             )
 
+    def submit(self, rank: int, size: int) -> int:
+        """Call an op over `size` bytes at one of the cores; nothing moves yet."""
+        self.cores[rank].set_now(self.now)
+        array = np.ones(size // 4, np.float32)
+        return self.cores[rank].submit(
+            OpRequest(kind=0, reduce_op=0, tag=0, source=[array], dtypes=[10], retry=1, timeout_ns=10**12)
+        )
+
     def all_reduce(self, size: int, took_ms: int) -> None:
         """An op over `size` bytes; the clock moves once, before its first byte does."""
-        arrays = [np.ones(size // 4, np.float32) for _ in self.cores]
-        ops = []
-        for core, array in zip(self.cores, arrays, strict=True):
-            core.set_now(self.now)
-            request = OpRequest(kind=0, reduce_op=0, tag=0, source=[array], dtypes=[10], retry=1, timeout_ns=10**12)
-            ops.append(core.submit(request))
+        ops = [self.submit(rank, size) for rank in (0, 1)]
         self.now += took_ms * MS
         moved = True
         while moved:
@@ -61,6 +64,12 @@ class Pair:
             assert result is not None
             assert result.status == 0
             core.release(op)
+
+    def tick_for(self, ms: int) -> None:
+        for _ in range(ms // 50):
+            self.now += 50 * MS
+            for core in self.cores:
+                core.tick(self.now)
 
     def next_heartbeat(self, rank: int = 0) -> Heartbeat:
         """The next heartbeat to the master."""
@@ -91,3 +100,15 @@ def test_a_small_op_gives_no_rate() -> None:
     pair = Pair()
     pair.all_reduce(2 * MiB, took_ms=1)
     assert pair.next_heartbeat().out_rate == 0
+
+
+def test_the_quiet_before_an_op_does_not_count_as_a_stall_of_its_link() -> None:
+    """A thread that is to send its first bytes may be late, but not by the time in which there were none to send."""
+    pair = Pair()
+    pair.all_reduce(8 * MiB, took_ms=1)
+    pair.tick_for(3_000)
+    pair.submit(0, 8 * MiB)
+    pair.cores[0].transmit(pair.now, pair.masters[0], 1 << 20)
+    pair.tick_for(1_000)
+    *_, (_, body) = FrameReader().feed(pair.cores[0].transmit(pair.now, pair.masters[0], 1 << 20))
+    assert 700 <= decode_heartbeat(body).out_stalled_ms <= 1_000
