@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import pytest
-from test_master import MasterHarness, hello
+from test_master import TOKEN, MasterHarness, hello
 
 from ringfold.master.channels import channels_for
-from ringfold.master.machine import ConnectionClosed
+from ringfold.master.events import ConnectionClosed
 from ringfold.wire import messages as m
 
 
@@ -55,7 +55,7 @@ def test_peers_of_other_groups_use_cores_too() -> None:
 def join(harness: MasterHarness, conn: int, **offer: int) -> None:
     harness.open(conn)
     harness.conns.append(conn)
-    harness.receive(conn, hello(conn, **offer))
+    harness.receive(conn, hello(conn, 0, TOKEN, **offer))
 
 
 def test_a_record_names_the_channels_and_a_death_keeps_them() -> None:
@@ -87,6 +87,6 @@ def test_a_number_set_at_the_master_is_not_questioned() -> None:
 def test_an_impossible_offer_is_refused(offer: dict[str, int]) -> None:
     harness = MasterHarness()
     harness.open(1)
-    (refused,) = harness.receive(1, hello(1, **offer))
+    (refused,) = harness.receive(1, hello(1, 0, TOKEN, **offer))
     assert isinstance(refused, m.Refused)
     assert "threads on" in refused.reason
