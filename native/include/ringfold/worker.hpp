@@ -1,4 +1,4 @@
-// A thread that drives one channel: it sends, receives, checks and reduces what the channel carries.
+// The worker of a channel: a thread that sends, receives, checks and reduces what the channel carries.
 //
 // Its lock is for driving the channel, or changing it. The worker holds it while it works, and lets go of it between
 // two lanes when another thread wants it (`stop`). So a channel stands still within the time that one read and its
