@@ -160,12 +160,20 @@ void bind_engine(nb::module_& m) {
       "host"_a, "first_port"_a, "tries"_a, "Bind the data port and return it.");
   cls.def(
       "dial",
-      [](PyEngine& self, const std::string& host, std::uint16_t port, int timeout_ms, const std::string& source) {
+      [](PyEngine& self, const std::string& host, std::uint16_t port, int timeout_ms, const std::string& source,
+         const std::string& name) {
         nb::gil_scoped_release free;
-        return self.engine().dial(host, port, timeout_ms * millisecond, source);
+        return self.engine().dial(host, port, timeout_ms * millisecond, source, name);
       },
-      "host"_a, "port"_a, "timeout_ms"_a, "source"_a = "",
-      "Begin to connect to a literal address, from one of this host's own.");
+      "host"_a, "port"_a, "timeout_ms"_a, "source"_a = "", "name"_a = "",
+      "Begin to connect to a literal address, from one of this host's own; a peer of this host by its name.");
+  cls.def(
+      "listen_here",
+      [](PyEngine& self) {
+        nb::gil_scoped_release free;
+        return self.engine().listen_here();
+      },
+      "Listen for peers of this host, which can share memory; the name to dial, or empty where that is not possible.");
   cls.def(
       "next_event",
       [](PyEngine& self, double timeout_s) {

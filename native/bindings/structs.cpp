@@ -217,6 +217,7 @@ void bind_connections(nb::module_& m) {
   lane.def_ro("peer", &LaneInfo::peer);
   lane.def_ro("lane", &LaneInfo::lane);
   lane.def_ro("channel", &LaneInfo::channel);
+  lane.def_ro("in_memory", &LaneInfo::in_memory, "Whether it goes through shared memory.");
 
   nb::class_<Event> event(m, "EngineEvent", "What happened in the engine. `kind` decides which of the fields are set.");
   event.def_prop_ro("kind", [](const Event& self) { return name_of(self.kind); });

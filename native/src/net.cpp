@@ -4,7 +4,10 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace ringfold::net {
@@ -30,6 +33,51 @@ std::string readable(const sockaddr_storage& storage, socklen_t bytes) {
   std::string out = v6 ? "[" : "";
   out.append(host).append(v6 ? "]:" : ":").append(port);
   return out;
+}
+
+LocalAddress::LocalAddress(const std::string& name) {
+  storage.sun_family = AF_UNIX;
+  const std::size_t used = std::min(name.size(), sizeof storage.sun_path - 1);
+  std::memcpy(storage.sun_path + 1, name.data(), used);  // after a zero: no file
+  bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + used);
+}
+
+bool send_with_descriptor(int fd, const void* data, std::size_t bytes, int descriptor) {
+  iovec piece{const_cast<void*>(data), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(head), &descriptor, sizeof descriptor);
+  return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes);
+}
+
+bool receive_with_descriptor(int fd, void* data, std::size_t bytes, int& descriptor) {
+  iovec piece{data, bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};  // more than one: they must be closed, too
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  descriptor = -1;
+  for (cmsghdr* head = n < 0 ? nullptr : CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    for (std::size_t at = 0; at + sizeof(int) <= head->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int each = -1;
+      std::memcpy(&each, CMSG_DATA(head) + at, sizeof each);
+      if (descriptor < 0) descriptor = each;
+      else ::close(each);
+    }
+  }
+  return n == static_cast<ssize_t>(bytes);
 }
 
 namespace {

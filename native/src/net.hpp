@@ -2,7 +2,9 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/un.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,6 +19,20 @@ struct Address {
 // A literal IPv4 or IPv6 address; no name is ever looked up.
 std::optional<Address> literal(const std::string& host, std::uint16_t port);
 std::string readable(const sockaddr_storage& storage, socklen_t bytes);
+// The name of a Unix socket that is no file: it belongs to the network namespace and ends with its listener.
+struct LocalAddress {
+  explicit LocalAddress(const std::string& name);
+  const sockaddr* at() const { return reinterpret_cast<const sockaddr*>(&storage); }
+
+  sockaddr_un storage{};
+  socklen_t bytes = 0;
+};
+
+// A few bytes with a descriptor, over a Unix socket without waiting. False: not all of them. A descriptor that does not
+// arrive is -1.
+bool send_with_descriptor(int fd, const void* data, std::size_t bytes, int descriptor);
+bool receive_with_descriptor(int fd, void* data, std::size_t bytes, int& descriptor);
+
 // Options of a connected socket: no delay, and small fixed buffers where both ends are on one host.
 void prepare(int fd, int same_host_buffer);
 

@@ -69,6 +69,8 @@ class Peer {
  public:
   explicit Peer(Ns spin) : engine(EngineSettings{.spin = spin, .same_host_buffer = 1 << 16, .congestion = "host"}) {
     port = engine.listen("127.0.0.1", 0, 1);
+    name = engine.listen_here();
+    CHECK(!name.empty());
     session_ = std::thread([this] { take_events(); });
   }
   ~Peer() { stop(); }
@@ -102,6 +104,7 @@ class Peer {
 
   Engine engine;
   std::uint16_t port = 0;
+  std::string name;
 
  private:
   void take_events() {
@@ -124,6 +127,7 @@ class Peer {
 struct Shape {
   std::uint32_t size = 3, lanes = 1, paths = 1, channels = 1;
   std::size_t small = 256, segment = 4096;
+  bool memory = false;
   Ns spin = 100'000;
 };
 
@@ -141,7 +145,8 @@ class Ring {
 
   // Both ends of a connection from one peer to another, past their handshake: a message, by which each knows the other.
   std::pair<ConnId, ConnId> connection(std::uint32_t from, std::uint32_t to) {
-    const ConnId out = engine(from).dial("127.0.0.1", peer(to).port, 5 * second);
+    const ConnId out =
+        engine(from).dial("127.0.0.1", peer(to).port, 5 * second, {}, shape_.memory ? peer(to).name : std::string());
     CHECK(peer(from).await(Event::Kind::opened).conn == out);
     engine(from).with_core([&](Core& core, Ns) { core.send(out, "hello", 5); });
     const Event hello = peer(to).await(Event::Kind::message);
@@ -170,6 +175,11 @@ class Ring {
       spec.peers_here = size();
       spec.multipath = shape_.lanes > 1;
       spec.channels = shape_.channels;
+      const auto in_memory = engine(i).look([](Core& core) {
+        const std::vector<LaneInfo> lanes = core.lanes();
+        return std::count_if(lanes.begin(), lanes.end(), [](const LaneInfo& lane) { return lane.in_memory; });
+      });
+      CHECK(in_memory == (shape_.memory ? 2 * shape_.channels : 0));
       engine(i).with_core([&](Core& core, Ns now) { core.install(now, spec); });
     }
   }
@@ -276,7 +286,7 @@ void look_around(Ring& ring, const std::atomic<bool>& enough) {
   }
 }
 
-void many_threads_call_at_once(Shape shape) {
+void many_threads_call_at_once(Shape shape, std::size_t large = 9'000) {
   const DescriptorCheck check_descriptors;
   Ring ring(shape);
   std::atomic<bool> enough{false};
@@ -284,7 +294,7 @@ void many_threads_call_at_once(Shape shape) {
   watchers.start([&] { look_around(ring, enough); });
   for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
     for (std::uint64_t tag = 0; tag < 3; ++tag) {
-      callers.start([&ring, rank, tag] { call_often(ring, rank, tag, 12, tag == 0 ? 16 : 9'000); });
+      callers.start([&ring, rank, tag, large] { call_often(ring, rank, tag, 12, tag == 0 ? 16 : large); });
     }
   }
   callers.join();
@@ -381,10 +391,10 @@ void an_op_is_cancelled_by_another_thread(Shape shape) {
 }
 
 // Every way of waiting ends, memory is as it was or the result, and late commands do no harm.
-void shutdown_ends_whatever_is_in_progress(std::uint32_t channels) {
+void shutdown_ends_whatever_is_in_progress(std::uint32_t channels, bool memory = false) {
   const DescriptorCheck check_descriptors;
   for (int round = 0; round < 12; ++round) {
-    Ring ring({.size = 2, .channels = channels, .spin = round % 2 == 0 ? Ns{0} : Ns{100'000}});
+    Ring ring({.size = 2, .channels = channels, .memory = memory, .spin = round % 2 == 0 ? Ns{0} : Ns{100'000}});
     constexpr std::size_t count = 200'000;
     std::vector<std::vector<float>> values(6, std::vector<float>(count, 1.0f));
     std::atomic<int> begun{0};
@@ -443,6 +453,35 @@ TEST(many_threads_call_at_once_on_channels_without_spinning) {
 TEST(many_threads_call_at_once_on_channels_of_two_paths) {
   many_threads_call_at_once({.size = 2, .lanes = 2, .paths = 2, .channels = 2});
 }
+
+TEST(many_threads_call_at_once_in_shared_memory) { many_threads_call_at_once({.size = 3, .memory = true}); }
+
+TEST(many_threads_call_at_once_in_shared_memory_on_three_channels) {
+  many_threads_call_at_once({.size = 2, .channels = 3, .memory = true});
+}
+
+TEST(many_threads_call_at_once_in_shared_memory_without_spinning) {
+  many_threads_call_at_once({.size = 2, .channels = 2, .memory = true, .spin = 0});
+}
+
+// Frames that are longer than half a pipe are copied out of it piece by piece.
+TEST(many_threads_call_at_once_with_segments_that_do_not_fit_into_a_pipe) {
+  many_threads_call_at_once({.size = 3, .segment = 3 << 20, .memory = true}, 1'000'000);
+}
+
+TEST(a_lost_link_costs_an_epoch_and_no_op_in_shared_memory) {
+  a_lost_link_costs_an_epoch_and_no_op({.size = 3, .channels = 2, .memory = true});
+}
+
+TEST(blocks_and_filler_pass_beside_ops_in_shared_memory) {
+  blocks_and_filler_pass_beside_ops({.size = 2, .channels = 2, .memory = true});
+}
+
+TEST(an_op_is_cancelled_by_another_thread_in_shared_memory) {
+  an_op_is_cancelled_by_another_thread({.size = 2, .channels = 2, .memory = true});
+}
+
+TEST(shutdown_ends_whatever_is_in_progress_in_shared_memory) { shutdown_ends_whatever_is_in_progress(2, true); }
 
 TEST(a_lost_link_costs_an_epoch_and_no_op_with_one_channel) { a_lost_link_costs_an_epoch_and_no_op({.size = 3}); }
 

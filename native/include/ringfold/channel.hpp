@@ -84,6 +84,12 @@ class Channel {
   // Bytes; see Core.
   std::span<std::byte> receive_space(ConnId id);
   void received(Ns now, ConnId id, std::size_t bytes);
+  // Instead of both, for a lane whose bytes are in memory already: handles the whole frames at the beginning of `bytes`
+  // where they are, and returns how many bytes are used. Of a frame longer than `longest`, which will never be there as
+  // a whole, it takes what is there.
+  std::size_t take(Ns now, ConnId id, std::span<const std::byte> bytes, std::size_t longest);
+  // From now on this lane goes through shared memory: its payloads have no CRC.
+  void set_in_memory(ConnId id);
   std::size_t gather(ConnId id, iovec* out, std::size_t most);
   void sent(Ns now, ConnId id, std::size_t bytes);
   std::vector<ConnId> take_dirty();
@@ -137,6 +143,7 @@ class Channel {
  private:
   struct Stashed {
     bool from_next;
+    bool in_memory;  // it came without a CRC of its payload
     FrameHeader header;
     Bytes payload;
   };
@@ -172,14 +179,18 @@ class Channel {
   void report(Report report, bool is_urgent = true);
   void violation(Link& link, std::string reason);
 
+  // Where a frame came from. What came through shared memory has no CRC.
+  struct Source {
+    bool next, in_memory;
+  };
+
   void process(Lane& lane);
-  bool process_frame(Lane& lane, std::string& why);
+  std::size_t process_frame(Lane& lane, std::span<const std::byte> bytes, std::string& why);
   bool on_frame(Lane& lane, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_mark(Lane& lane, std::uint32_t epoch, std::string& why);
-  bool on_part_frame(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
+  bool on_part_frame(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload,
                      std::string& why);
-  bool on_data(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
-               std::string& why);
+  bool on_data(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool stash(TagState& tag, const Lane& lane, const FrameHeader& header, const std::byte* payload, std::string& why);
   TagState& tag_state(std::uint64_t tag) {
     return tags_.try_emplace(tag, TagState{.next = first_sequence_}).first->second;
@@ -192,7 +203,7 @@ class Channel {
 
   PartPtr next_part_to_send(bool to_next) const;
   void pull(Link& link, Lane& lane);
-  OutFrame segment_frame(const PartPtr& part, Sendable item);
+  OutFrame segment_frame(const Lane& lane, const PartPtr& part, Sendable item);
   void flush_for(const OpPart& part);
 
   const EpochState& epoch_;

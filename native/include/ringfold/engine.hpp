@@ -54,9 +54,14 @@ class Engine {
   // Binds the data port: the first free one of `tries` ports from `first_port` on (0: any). Returns it; throws
   // std::runtime_error.
   std::uint16_t listen(const std::string& host, std::uint16_t first_port, int tries);
+  // Listens for peers of this host, too, which can then share memory with this one. Returns the name to dial (it is
+  // known in this network namespace, and cannot be guessed); empty: that is not possible here.
+  std::string listen_here();
   // Begins to connect to a literal address; "opened" or "closed" follows. `source` is the address to connect from,
-  // where it is one of this machine's (behind NAT the advertised one is not).
-  ConnId dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source = {});
+  // where it is one of this machine's (behind NAT the advertised one is not). A peer with a name, as of listen_here(),
+  // is tried there first, for a lane in shared memory; where it is not to be found, the address counts.
+  ConnId dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source = {},
+              const std::string& name = {});
 
   // Runs `command(core, now)` while all stands still, then sends what it queued and wakes the threads that wait for it.
   template <typename Command>
@@ -107,6 +112,8 @@ class Engine {
   // What epoll calls the two descriptors that are no connection.
   static constexpr std::uint64_t listener_key = ~std::uint64_t{0};
   static constexpr std::uint64_t wake_key = ~std::uint64_t{1};
+  static constexpr std::uint64_t local_listener_key = ~std::uint64_t{2};
+  static constexpr std::uint64_t greeter_bit = std::uint64_t{1} << 62;  // and the descriptor
 
   // While this lives, no worker drives a channel. The mutex is held.
   class Standstill {
@@ -155,7 +162,7 @@ class Engine {
   void on_events(const epoll_event* events, int count, Ns now);
   void read_some(Socket& socket, Ns now);
   bool flush_dirty(Ns now);
-  void arm();
+  bool arm();
   void settle_channels();
   void settle_if_wanted(Ns now);
   void settle_sockets(const Standstill& still);
@@ -164,6 +171,10 @@ class Engine {
   Worker& worker_of(std::uint32_t channel);
   void close_socket(ConnId conn);
   void accept_all();
+  void accept_here();
+  void on_greeting(int fd);
+  bool dial_here(const std::string& name, ConnId conn, Ns deadline);
+  void on_answer(Socket& socket, Ns now);
   void pause_listener();
   void finish_connect(Socket& socket, Ns now);
   void adopt(int fd, ConnId conn, bool connecting, Ns deadline);
@@ -184,7 +195,8 @@ class Engine {
   std::condition_variable events_ready_, ops_ready_, service_wanted_;
   FollowedHints hints_;
   Core core_;
-  int epoll_, wake_, listener_ = -1;
+  int epoll_, wake_, listener_ = -1, local_listener_ = -1;
+  std::map<int, Ns> greeters_;  // descriptors of accepted peers of this host that have sent nothing yet, and until when
   std::map<ConnId, Socket> sockets_;              // of connections that are no lanes
   LaneSockets lanes_;                             // of channel 0: tried directly while a call drives
   std::vector<std::unique_ptr<Worker>> workers_;  // of the other channels, in their order

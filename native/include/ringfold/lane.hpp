@@ -37,6 +37,7 @@ struct LaneInfo {
   bool shared = false;
   std::uint32_t paths = 1;
   std::uint32_t channel = 0;
+  bool in_memory = false;
 };
 
 // The round-trip time of a path: smoothed, and its minimum (0: unknown). What exceeds the minimum is time in queues, or
@@ -187,6 +188,7 @@ struct Lane : Connection {
   std::uint32_t mark_sent = 0;
   std::uint32_t mark_seen = 0;
   Ns last_received = 0;
+  bool in_memory = false;  // the bytes go through memory that both peers share
   SendQueue<OutFrame> tx;
   LaneMeter meter;
   Flights flights;

@@ -1,4 +1,6 @@
-// The lanes of one channel, as sockets in an epoll set: what the thread that drives the channel reads and writes.
+// The lanes of one channel: what the thread that drives the channel reads and writes. This is the seam between lanes
+// and what carries them: a TCP socket, or a pipe in shared memory beside a Unix socket. All of them are in an epoll
+// set.
 //
 // Who may touch it: the thread that may touch the channel. A lane that the channel has lost stays here until the engine
 // closes it (Channel::take_closing).
@@ -7,13 +9,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ringfold/channel.hpp"
+#include "ringfold/shm_pipe.hpp"
 
 namespace ringfold {
 
+// A connection's socket. Where it has a pipe, its lane goes through that, once it is a lane. Then the socket wakes the
+// other side, with any byte, and its end is the other process's.
 struct Socket {
   int fd = -1;
   ConnId conn = 0;
@@ -23,6 +29,8 @@ struct Socket {
   bool armed = false;    // EPOLLOUT is enabled
   int unsent = 0;        // how much the kernel may hold unsent, where it was limited
   Ns deadline = 0;
+  std::unique_ptr<ShmPipe> pipe{};
+  bool offers = false;  // the pipe: the other side has not answered yet
 };
 
 class LaneSockets {
@@ -43,11 +51,15 @@ class LaneSockets {
 
   // Moves what can be moved without waiting, of each lane in its turn, until `stops` is not 0. True: something moved.
   bool poll(Ns now, const std::atomic<int>& stops);
+  // Only those in shared memory: a pipe that is not asleep is no event.
+  void poll_pipes(Ns now);
   bool flush_dirty(Ns now);
   void on_ready(ConnId conn, std::uint32_t events, Ns now);
 
-  // Before waiting in epoll: EPOLLOUT is enabled only then; while driving, trying to write is cheaper.
-  void arm();
+  // Before waiting in epoll: only then EPOLLOUT is enabled, and pipes are to wake this side; while driving, trying is
+  // cheaper. False: there is something to do first.
+  bool arm();
+  void disarm();
   // Whether something waits that a sleeper in epoll_wait would not be woken for.
   bool has_unsent() const;
   // How long to wait in epoll at most, in milliseconds; -1: for ever. No event marks the tail of a slow lane: while
@@ -61,6 +73,10 @@ class LaneSockets {
  private:
   Socket* find(ConnId conn);
   bool read(Socket& socket, Ns now);
+  bool read_pipe(Socket& socket, Ns now);
+  bool flush(Socket& socket, Ns now);
+  bool flush_pipe(Socket& socket, Ns now);
+  void ring(Socket& socket);
   void watch(Socket& socket) const;
 
   Channel& channel_;

@@ -92,6 +92,9 @@ class OpPart {
   std::size_t early_received[2] = {};  // payload that came before Ready was sent to the neighbour
   std::array<std::uint64_t, max_paths> assigned[2] = {};  // bytes by path
   std::uint64_t sent_bytes = 0, received_bytes = 0;
+  // Whether what is passed on will need its CRC. Where it was not computed and is needed after all, sending computes
+  // it.
+  bool checksums = true;
 
   const Plan& plan() const { return plan_; }
   // Every segment is in. It stays so, and is reported to the op once (see Channel).
@@ -120,9 +123,11 @@ class OpPart {
   std::uint32_t crc_of(const Sendable& item) const;
 
   enum class Applied { yes, duplicate, invalid };
-  // Applies one received segment: reduces or overwrites, saves what was there, and queues it for the next hop.
+  // Applies one received segment, with its CRC if it is known: reduces or overwrites, saves what was there, and queues
+  // it for the next hop.
   Applied apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
-                std::uint32_t length, std::uint32_t crc, std::uint32_t contributors, bool ignore_bitmap = false);
+                std::uint32_t length, std::optional<std::uint32_t> crc, std::uint32_t contributors,
+                bool ignore_bitmap = false);
 
   // Puts back every byte that was overwritten in place.
   void restore();
@@ -132,7 +137,7 @@ class OpPart {
   struct Early {
     std::uint16_t stage;
     std::uint64_t offset;
-    std::uint32_t crc;
+    std::optional<std::uint32_t> crc;
     std::uint32_t contributors;
     Bytes payload;
   };
@@ -141,8 +146,8 @@ class OpPart {
   struct Incoming {
     std::uint64_t offset;
     const std::byte* payload;
-    std::uint32_t length;  // of a value
-    std::uint32_t crc;
+    std::uint32_t length;              // of a value
+    std::optional<std::uint32_t> crc;  // it came without one over a lane in shared memory
     std::uint32_t contributors;
     std::uint32_t here;  // contributors of the value that it is reduced into
 
@@ -150,6 +155,8 @@ class OpPart {
   };
 
   void queue_own();
+  void pass_on(const Receive& receive, const Incoming& in, std::optional<std::uint32_t> crc, const Payload& encoded,
+               std::uint32_t contributors);
   void write(const Receive& receive, const Incoming& in);
   std::uint32_t write_span(const Receive& receive, const Incoming& in, const Span& span, std::size_t inside,
                            std::size_t at, std::size_t count);

@@ -23,6 +23,7 @@ class ReceiveBuffer {
  public:
   std::size_t size() const { return end_ - begin_; }
   const std::byte* data() const { return bytes_.data() + begin_; }
+  std::span<const std::byte> bytes() const { return {data(), size()}; }
   void consume(std::size_t count) { begin_ += count; }
   void filled(std::size_t count) { end_ += count; }
   // Where to read up to `wanted` bytes to.

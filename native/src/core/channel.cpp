@@ -21,8 +21,14 @@ bool intact(const FrameHeader& header, const std::byte* payload) {
 }
 
 LaneInfo info_of(const Lane& lane) {
-  return {
-      lane.id, lane.outgoing, lane.peer, lane.number, lane.sharing.shared, lane.sharing.paths, lane.sharing.channel};
+  return {lane.id,
+          lane.outgoing,
+          lane.peer,
+          lane.number,
+          lane.sharing.shared,
+          lane.sharing.paths,
+          lane.sharing.channel,
+          lane.in_memory};
 }
 
 }  // namespace
@@ -151,37 +157,73 @@ void Channel::received(Ns now, ConnId id, std::size_t bytes) {
   process(from);
 }
 
+std::size_t Channel::take(Ns now, ConnId id, std::span<const std::byte> bytes, std::size_t longest) {
+  Lane& from = lane(id);
+  from.last_received = now;
+  std::string why;
+  std::size_t used = 0;
+  while (!from.held && why.empty() && used < bytes.size()) {
+    const auto rest = bytes.subspan(used);
+    FrameHeader header;
+    const bool begun = from.rx.size() > 0;
+    if (!begun && rest.size() >= sizeof header) std::memcpy(&header, rest.data(), sizeof header);
+    if (!begun && (rest.size() < sizeof header || sizeof header + header.length <= longest)) {
+      const std::size_t frame = process_frame(from, rest, why);
+      if (frame == 0) break;
+      used += frame;
+      continue;
+    }
+    const auto space = receive_space(id);
+    const std::size_t part = std::min(space.size(), rest.size());
+    std::memcpy(space.data(), rest.data(), part);
+    from.rx.filled(part);
+    used += part;
+    while (!from.held) {
+      const std::size_t frame = process_frame(from, from.rx.bytes(), why);
+      if (frame == 0) break;
+      from.rx.consume(frame);
+    }
+  }
+  stats_.received_bytes += used;
+  if (!why.empty()) violation(link_of(id), std::move(why));
+  return used;
+}
+
+void Channel::set_in_memory(ConnId id) { lane(id).in_memory = true; }
+
 void Channel::process(Lane& from) {
   std::string why;
-  while (!from.held && process_frame(from, why)) {
+  while (!from.held) {
+    const std::size_t frame = process_frame(from, from.rx.bytes(), why);
+    if (frame == 0) break;
+    from.rx.consume(frame);
   }
   if (!why.empty()) violation(link_of(from.id), std::move(why));
 }
 
-// False: there is no whole frame, or, with a reason, the neighbour breaks the protocol.
-bool Channel::process_frame(Lane& from, std::string& why) {
+// The bytes of the frame. 0: it is not whole, or, with a reason, the neighbour breaks the protocol.
+std::size_t Channel::process_frame(Lane& from, std::span<const std::byte> bytes, std::string& why) {
   FrameHeader header;
-  const std::size_t have = from.rx.size();
-  if (have < sizeof header) return false;
-  std::memcpy(&header, from.rx.data(), sizeof header);
+  if (bytes.size() < sizeof header) return 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
   if (header.magic != lane_magic || header.version != lane_version || header.header_crc != header.crc()) {
     why = "not a lane frame (magic, version or header checksum)";
-    return false;
+    return 0;
   }
   if (header.length > (header.epoch == epoch_.number() ? epoch_.frame_limit() : max_payload_ever)) {
     why = "a lane frame of " + std::to_string(header.length) + " bytes";
-    return false;
+    return 0;
   }
-  if (have < sizeof header + header.length) return false;
-  const std::byte* payload = from.rx.data() + sizeof header;
-  from.rx.consume(sizeof header + header.length);
+  const std::size_t frame_bytes = sizeof header + header.length;
+  if (bytes.size() < frame_bytes) return 0;
+  const std::byte* payload = bytes.data() + sizeof header;
   if (header.kind == LaneFrame::applied) {
-    if (from.sharing.shared && from.flights.applied(header.offset)) return true;
+    if (from.sharing.shared && from.flights.applied(header.offset)) return frame_bytes;
     why = "it has applied " + std::to_string(header.offset) + " frames, but " + std::to_string(from.flights.sent()) +
           " were sent";
-    return false;
+    return 0;
   }
-  if (!on_frame(from, header, payload, why)) return false;
+  if (!on_frame(from, header, payload, why)) return 0;
   if (from.sharing.shared && from.flights.came(header.length)) {
     FrameHeader report;
     report.kind = LaneFrame::applied;
@@ -190,7 +232,7 @@ bool Channel::process_frame(Lane& from, std::string& why) {
     from.queue_control(report, {});
     flush_.add(from);
   }
-  return true;
+  return frame_bytes;
 }
 
 // Frames. Each returns false with a reason when the neighbour breaks the protocol.
@@ -227,14 +269,17 @@ bool Channel::on_frame(Lane& from, const FrameHeader& header, const std::byte* p
   }
   TagState& tag = tag_state(header.tag);
   const bool confused = planted_.apply_finished && tag.running && is_before(header.sequence, tag.running->op.sequence);
-  if (tag.running && (header.sequence == tag.running->op.sequence || confused)) {
-    return on_part_frame(tag.running, from.outgoing, header, payload, why);
-  }
-  if (is_before(header.sequence, tag.next)) {
+  const bool is_for_running = tag.running && (header.sequence == tag.running->op.sequence || confused);
+  if (!is_for_running && is_before(header.sequence, tag.next)) {
     ++stats_.drained;
     return true;
   }
-  return stash(tag, from, header, payload, why);
+  if (!from.in_memory && !intact(header, payload)) {
+    why = header.kind == LaneFrame::data ? "a segment with a wrong checksum" : "a frame with a wrong checksum";
+    return false;
+  }
+  if (!is_for_running) return stash(tag, from, header, payload, why);
+  return on_part_frame(tag.running, {from.outgoing, from.in_memory}, header, payload, why);
 }
 
 // A frame of an op that is not called here yet.
@@ -264,11 +309,7 @@ bool Channel::stash(TagState& tag, const Lane& from, const FrameHeader& header, 
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;
   }
-  if (!intact(header, payload)) {
-    why = "a frame with a wrong checksum";
-    return false;
-  }
-  tag.stash.push_back({from_next, header, Bytes(payload, payload + header.length)});
+  tag.stash.push_back({from_next, from.in_memory, header, Bytes(payload, payload + header.length)});
   tag.stash_bytes += header.length + sizeof header;
   tag.stashed_segments[from_next] += early;
   stashed_segments_[from_next] += early;
@@ -276,40 +317,34 @@ bool Channel::stash(TagState& tag, const Lane& from, const FrameHeader& header, 
   return true;
 }
 
-bool Channel::on_part_frame(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
+bool Channel::on_part_frame(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload,
                             std::string& why) {
-  on_neighbour_called(*part, from_next);
+  on_neighbour_called(*part, from.next);
   if (header.kind == LaneFrame::ready) return true;
-  if (header.kind == LaneFrame::data) return on_data(part, from_next, header, payload, why);
-  if (!intact(header, payload)) {
-    why = "a frame with a wrong checksum";
-    return false;
-  }
+  if (header.kind == LaneFrame::data) return on_data(part, from, header, payload, why);
   const bool is_news = header.kind != LaneFrame::open || header.fingerprint != part->op.fingerprint;
   if (!is_news && header.length == sizeof(Descriptor)) return true;
   report({.kind = Report::Kind::op_frame,
           .part = part,
-          .from_next = from_next,
+          .from_next = from.next,
           .header = header,
           .payload = Bytes(payload, payload + header.length)});
   return true;
 }
 
-bool Channel::on_data(const PartPtr& part, bool from_next, const FrameHeader& header, const std::byte* payload,
+bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload,
                       std::string& why) {
   const Op& op = part->op;
+  const bool from_next = from.next;
   if (header.fingerprint != op.fingerprint) return true;  // its descriptor shows that, and the op ends by a verdict
-  if (!intact(header, payload)) {
-    why = "a segment with a wrong checksum";
-    return false;
-  }
   if (op.small) {
     why = "a segment for an op that travels inside Done";
     return false;
   }
   const bool was_finished = part->is_finished();
-  switch (part->apply(from_next, header.stage, header.offset, payload, header.length, header.payload_crc,
-                      header.contributors, planted_.apply_duplicate)) {
+  const auto crc = from.in_memory ? std::nullopt : std::optional(header.payload_crc);
+  switch (part->apply(from_next, header.stage, header.offset, payload, header.length, crc, header.contributors,
+                      planted_.apply_duplicate)) {
     case OpPart::Applied::invalid:
       why = "a segment that is in nobody's plan";
       return false;
@@ -344,6 +379,8 @@ void Channel::begin(const PartPtr& part) {
     for (auto& [key, link] : links_) link.forgive_credits(largest_segment_);
   }
   running_.push_back(part);
+  part->checksums =
+      std::any_of(lanes_.begin(), lanes_.end(), [](const Place& place) { return !place.lane->in_memory; });
   for (const bool from_next : {false, true}) {
     part->early_received[from_next] = std::exchange(tag.stashed_segments[from_next], 0);
     stashed_segments_[from_next] -= part->early_received[from_next];
@@ -368,7 +405,7 @@ void Channel::replay(const PartPtr& part) {
   }
   for (const Stashed& frame : stashed) {
     std::string why;
-    if (on_part_frame(part, frame.from_next, frame.header, frame.payload.data(), why)) continue;
+    if (on_part_frame(part, {frame.from_next, frame.in_memory}, frame.header, frame.payload.data(), why)) continue;
     violation(frame.from_next, std::move(why));
     return;
   }
@@ -472,7 +509,7 @@ void Channel::flush_for(const OpPart& part) {
   });
 }
 
-OutFrame Channel::segment_frame(const PartPtr& part, Sendable item) {
+OutFrame Channel::segment_frame(const Lane& to, const PartPtr& part, Sendable item) {
   OutFrame frame;
   frame.part = part;
   frame.item = std::move(item);
@@ -481,7 +518,7 @@ OutFrame Channel::segment_frame(const PartPtr& part, Sendable item) {
   frame.header.offset = frame.item.offset;
   frame.header.length = frame.item.travelling_bytes();
   frame.header.contributors = frame.item.contributors;
-  frame.header.payload_crc = frame.item.crc_known ? frame.item.crc : part->crc_of(frame.item);
+  if (!to.in_memory) frame.header.payload_crc = frame.item.crc_known ? frame.item.crc : part->crc_of(frame.item);
   frame.header.header_crc = frame.header.crc();
   frame.has_header = true;
   frame.total = sizeof(FrameHeader) + frame.header.length;
@@ -517,7 +554,7 @@ void Channel::pull(Link& link, Lane& to) {
     }
     link.count_assigned(to, *part, length);
     part->sent_bytes += length;
-    to.tx.push(segment_frame(part, std::move(item)));
+    to.tx.push(segment_frame(to, part, std::move(item)));
   }
 }
 

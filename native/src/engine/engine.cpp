@@ -79,8 +79,12 @@ void Engine::shutdown() {
   sockets_.clear();
   lanes_.close_all();
   for (const auto& worker : workers_) worker->lanes().close_all();
-  if (listener_ >= 0) ::close(listener_);
-  listener_ = -1;
+  for (const auto& [fd, until] : greeters_) ::close(fd);
+  greeters_.clear();
+  for (int* fd : {&listener_, &local_listener_}) {
+    if (*fd >= 0) ::close(*fd);
+    *fd = -1;
+  }
 }
 
 void Engine::before_fork() {
@@ -101,7 +105,9 @@ void Engine::forked_child() {
   sockets_.clear();
   lanes_.close_all();
   for (const auto& worker : workers_) worker->forked_child();
-  for (int* fd : {&listener_, &wake_, &epoll_}) {
+  for (const auto& [fd, until] : greeters_) ::close(fd);
+  greeters_.clear();
+  for (int* fd : {&listener_, &local_listener_, &wake_, &epoll_}) {
     if (*fd >= 0) ::close(*fd);
     *fd = -1;
   }
@@ -223,18 +229,20 @@ void Engine::poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   if (timeout_ms == 0) {
     count = ::epoll_wait(epoll_, events, 64, 0);
   } else {
-    arm();
+    if (!arm()) timeout_ms = 0;
     in_epoll_.fetch_add(1);
     lock.unlock();
     count = ::epoll_wait(epoll_, events, 64, timeout_ms);
     lock.lock();
     in_epoll_.fetch_sub(1);
+    lanes_.disarm();
   }
   on_events(events, count, monotonic_now());
 }
 
 void Engine::on_events(const epoll_event* events, int count, Ns now) {
   for (int i = 0; i < count; ++i) on_ready(events[i], now);
+  lanes_.poll_pipes(now);
   look_at_lanes(now);
   flush_dirty(now);
   settle_if_wanted(now);
@@ -289,6 +297,12 @@ void Engine::tick(Ns now) {
     listener_paused_until_ = 0;
     epoll_event event{EPOLLIN, {.u64 = listener_key}};
     ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
+  }
+  for (auto it = greeters_.begin(); it != greeters_.end();) {
+    const auto [fd, until] = *it++;
+    if (now < until) continue;
+    ::close(fd);
+    greeters_.erase(fd);
   }
   const Standstill still(*this);
   core_.tick(now);
@@ -367,6 +381,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
 Engine::Driving::~Driving() {
   engine_.driving_.store(false);
   engine_.last_drive_ = monotonic_now();
+  if (engine_.in_epoll_.load() > 0 && !engine_.lanes_.arm()) engine_.wake();  // what woke this call will not wake it
   engine_.notify_waiters();
   if (engine_.op_waiters_ > 0) engine_.ops_ready_.notify_all();
 }
@@ -396,14 +411,14 @@ void Engine::service() {
     }
     wanted_ = false;
     epoll_event events[64];
-    arm();
-    const int timeout = poll_timeout_ms();
+    const int timeout = arm() ? poll_timeout_ms() : 0;
     in_epoll_.fetch_add(1);
     lock.unlock();
     const int count = ::epoll_wait(epoll_, events, 64, timeout);
     in_epoll_.fetch_sub(1);
     lock.lock();  // if a call took over meanwhile, it sees the same events
     if (driving_.load() || stopping_) continue;
+    lanes_.disarm();
     on_events(events, count, monotonic_now());
     yield_mutex(lock);
   }

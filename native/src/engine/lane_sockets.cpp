@@ -15,6 +15,8 @@ namespace {
 
 constexpr Ns look_every = 500'000;  // at the lanes of shared links, while they have bytes in flight
 constexpr Ns ack_check_every = 100'000'000;
+// A frame that is no longer can be reduced out of the pipe, while the next one is written to it.
+constexpr std::size_t longest_in_place = ShmPipe::capacity / 2;
 constexpr int path_unsent_bytes = 16 * 1024;  // in the kernel, of each lane of a link with several paths
 
 // Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the
@@ -49,9 +51,13 @@ void prepare_shared(int fd, Ns master_dead_after) {
 }  // namespace
 
 void LaneSockets::add(Socket socket, const LaneInfo& lane, const std::string& congestion, Ns dead_after) {
-  choose_congestion(socket.fd, lane.paths, congestion);
-  if (lane.shared) prepare_shared(socket.fd, dead_after);
-  sockets_.push_back(socket);
+  if (socket.pipe) {
+    channel_.set_in_memory(socket.conn);
+  } else {
+    choose_congestion(socket.fd, lane.paths, congestion);
+    if (lane.shared) prepare_shared(socket.fd, dead_after);
+  }
+  sockets_.push_back(std::move(socket));
   watch_socket(epoll_, sockets_.back(), EPOLL_CTL_ADD);
 }
 
@@ -74,6 +80,7 @@ void LaneSockets::close_all() {
 }
 
 bool LaneSockets::read(Socket& socket, Ns now) {
+  if (socket.pipe) return read_pipe(socket, now);
   const auto space = channel_.receive_space(socket.conn);
   if (space.empty()) {
     socket.reading = false;
@@ -87,6 +94,58 @@ bool LaneSockets::read(Socket& socket, Ns now) {
   return true;
 }
 
+bool LaneSockets::read_pipe(Socket& socket, Ns now) {
+  if (channel_.receive_space(socket.conn).empty()) {  // it is held
+    socket.reading = false;
+    return false;
+  }
+  const auto bytes = socket.pipe->readable();
+  const std::size_t used = bytes.empty() ? 0 : channel_.take(now, socket.conn, bytes, longest_in_place);
+  if (socket.pipe->is_broken()) {
+    channel_.lost(socket.conn, "its pipe says that more was written than fits");
+    return true;
+  }
+  if (used == 0) return false;
+  socket.pipe->consume(used);
+  ring(socket);
+  return true;
+}
+
+bool LaneSockets::flush(Socket& socket, Ns now) {
+  return socket.pipe ? flush_pipe(socket, now) : flush_socket(channel_, socket, now);
+}
+
+bool LaneSockets::flush_pipe(Socket& socket, Ns now) {
+  if (socket.blocked) return false;
+  std::size_t total = 0;
+  while (total < flush_bytes) {
+    iovec pieces[64];
+    const std::size_t count = channel_.gather(socket.conn, pieces, 64);
+    if (count == 0) return total > 0;
+    std::size_t offered = 0;
+    for (std::size_t i = 0; i < count; ++i) offered += pieces[i].iov_len;
+    const std::size_t written = socket.pipe->write(pieces, count);
+    if (written > 0) {
+      channel_.sent(now, socket.conn, written);
+      ring(socket);
+    }
+    total += written;
+    if (written < offered) {
+      socket.blocked = true;
+      return total > 0;
+    }
+  }
+  channel_.touch(socket.conn);  // there may be more
+  return true;
+}
+
+// Wakes the other side, if it sleeps. A byte that the socket has no room for is not needed: others are unread.
+void LaneSockets::ring(Socket& socket) {
+  if (!socket.pipe->take_wake()) return;
+  const char any = 0;
+  [[maybe_unused]] const auto n = ::send(socket.fd, &any, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
   bool progressed = false;
   for (Socket& socket : sockets_) {
@@ -95,9 +154,19 @@ bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
     if (socket.reading && channel_.expects(socket.conn)) progressed |= read(socket, now);
     if (!socket.blocked || !channel_.has(socket.conn)) continue;
     socket.blocked = false;
-    progressed |= flush_socket(channel_, socket, now);
+    progressed |= flush(socket, now);
   }
   return flush_dirty(now) || progressed;
+}
+
+void LaneSockets::poll_pipes(Ns now) {
+  for (Socket& socket : sockets_) {
+    if (!socket.pipe || !channel_.has(socket.conn)) continue;
+    if (socket.reading) read_pipe(socket, now);
+    if (!socket.blocked || !channel_.has(socket.conn)) continue;
+    socket.blocked = false;
+    flush_pipe(socket, now);
+  }
 }
 
 bool LaneSockets::flush_dirty(Ns now) {
@@ -105,7 +174,7 @@ bool LaneSockets::flush_dirty(Ns now) {
   bool progressed = false;
   for (const ConnId conn : channel_.take_dirty()) {
     Socket* socket = channel_.has(conn) ? find(conn) : nullptr;
-    if (socket != nullptr) progressed |= flush_socket(channel_, *socket, now);
+    if (socket != nullptr) progressed |= flush(*socket, now);
   }
   return progressed;
 }
@@ -113,6 +182,18 @@ bool LaneSockets::flush_dirty(Ns now) {
 void LaneSockets::on_ready(ConnId conn, std::uint32_t events, Ns now) {
   Socket* socket = find(conn);
   if (socket == nullptr || !channel_.has(conn)) return;
+  if (socket->pipe) {
+    char bytes[256];
+    const ssize_t n = ::recv(socket->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    const int error = errno;
+    while (channel_.has(conn) && socket->reading && read_pipe(*socket, now)) {
+    }
+    if (channel_.has(conn) && std::exchange(socket->blocked, false)) flush_pipe(*socket, now);
+    if (!channel_.has(conn) || n > 0 || (n < 0 && (error == EAGAIN || error == EINTR))) return;
+    // What it wrote before its end has been read, unless the lane is held.
+    channel_.lost(conn, n == 0 ? std::string("closed by the other side") : error_text(error));
+    return;
+  }
   if ((events & EPOLLOUT) != 0) {
     socket->blocked = false;
     flush_socket(channel_, *socket, now);
@@ -124,15 +205,27 @@ void LaneSockets::on_ready(ConnId conn, std::uint32_t events, Ns now) {
   else if ((events & (EPOLLHUP | EPOLLERR)) != 0) channel_.lost(conn, "closed by the other side");
 }
 
-void LaneSockets::arm() {
+bool LaneSockets::arm() {
+  bool may_sleep = true;
   for (Socket& socket : sockets_) {
-    if (socket.blocked != socket.armed) watch_socket(epoll_, socket);
+    if (!socket.pipe && socket.blocked != socket.armed) watch_socket(epoll_, socket);
+    if (socket.pipe && channel_.has(socket.conn)) {
+      may_sleep &= socket.pipe->prepare_sleep(socket.reading, socket.blocked);
+    }
+  }
+  return may_sleep;
+}
+
+void LaneSockets::disarm() {
+  for (Socket& socket : sockets_) {
+    if (socket.pipe) socket.pipe->end_sleep();
   }
 }
 
 bool LaneSockets::has_unsent() const {
-  return channel_.has_dirty() ||
-         std::any_of(sockets_.begin(), sockets_.end(), [](const Socket& each) { return each.blocked != each.armed; });
+  return channel_.has_dirty() || std::any_of(sockets_.begin(), sockets_.end(), [](const Socket& each) {
+           return each.pipe ? !each.pipe->is_prepared() : each.blocked != each.armed;
+         });
 }
 
 int LaneSockets::longest_wait_ms() const {
@@ -145,7 +238,8 @@ void LaneSockets::resume_reading() {
   for (Socket& socket : sockets_) {
     if (socket.reading || !channel_.has(socket.conn) || channel_.receive_space(socket.conn).empty()) continue;
     socket.reading = true;
-    watch_socket(epoll_, socket);
+    if (socket.pipe) socket.pipe->end_sleep();  // what is there has not been looked at
+    else watch_socket(epoll_, socket);
   }
 }
 
@@ -156,7 +250,7 @@ void LaneSockets::look(Ns now) {
   if (!channel_.has_parts() && !(shares && channel_.shared_in_flight())) return;
   last_look_ = last_ack_check_ = now;
   for (Socket& socket : sockets_) {
-    const auto queued = unacknowledged(socket.fd);
+    const auto queued = socket.pipe ? static_cast<int>(socket.pipe->unread()) : unacknowledged(socket.fd);
     if (!queued || !channel_.has(socket.conn)) continue;
     TcpFacts facts{};
     socklen_t bytes = sizeof facts;

@@ -49,8 +49,8 @@ bool flush_socket(Source& from, Socket& socket, Ns now) {
 inline void watch_socket(int epoll, Socket& socket, int change = EPOLL_CTL_MOD) {
   epoll_event event{};
   socket.armed = socket.blocked;
-  event.events =
-      (socket.reading && !socket.connecting ? EPOLLIN : 0u) | (socket.blocked || socket.connecting ? EPOLLOUT : 0u);
+  const bool connects = socket.connecting && !socket.offers;
+  event.events = (socket.reading && !connects ? EPOLLIN : 0u) | (socket.blocked || connects ? EPOLLOUT : 0u);
   event.data.u64 = socket.conn;
   ::epoll_ctl(epoll, change, socket.fd, &event);
 }

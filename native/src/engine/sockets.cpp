@@ -1,11 +1,13 @@
 // The engine's sockets: listening, connecting, epoll events, and the bytes of connections that are no lanes. All under
 // the mutex.
 #include <netinet/in.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -21,6 +23,7 @@ namespace ringfold {
 namespace {
 
 constexpr Ns listener_pause = 100'000'000;
+constexpr Ns greeting_time = 5'000'000'000;
 constexpr std::size_t bulk_turn_bytes = std::size_t{1} << 20;  // of one bulk connection: then the others get theirs
 // In the kernel: a message should not wait behind more filler than this.
 constexpr int filler_unsent_bytes = 128 * 1024;
@@ -69,7 +72,98 @@ std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, 
   throw std::runtime_error("cannot listen on " + host + " from port " + std::to_string(first_port) + " on: " + why);
 }
 
-ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source) {
+std::string Engine::listen_here() {
+  std::uint64_t words[2] = {};
+  if (::getrandom(words, sizeof words, 0) != static_cast<ssize_t>(sizeof words)) return {};
+  char name[64];
+  std::snprintf(name, sizeof name, "ringfold-%016llx%016llx", static_cast<unsigned long long>(words[0]),
+                static_cast<unsigned long long>(words[1]));
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return {};
+  const net::LocalAddress address(name);
+  const std::unique_lock lock(mutex_);
+  if (stopping_ || local_listener_ >= 0 || ::bind(fd, address.at(), address.bytes) != 0 || ::listen(fd, 64) != 0) {
+    ::close(fd);
+    return {};
+  }
+  local_listener_ = fd;
+  epoll_event event{EPOLLIN, {.u64 = local_listener_key}};
+  ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+  return name;
+}
+
+// A peer of this host greets with 8 bytes, the word of the pipe that it offers, and with the pipe's descriptor. The
+// answer is one byte: 1 if the pipe will be used, otherwise the connection goes on without. A descriptor can be lost on
+// its way, by a security policy: that is no error.
+void Engine::accept_here() {
+  while (core_.unauthenticated() + greeters_.size() < settings_.max_unauthenticated) {
+    const int fd = ::accept4(local_listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    greeters_.emplace(fd, monotonic_now() + greeting_time);
+    epoll_event event{EPOLLIN, {.u64 = greeter_bit | static_cast<std::uint64_t>(fd)}};
+    ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+  }
+}
+
+void Engine::on_greeting(int fd) {
+  if (greeters_.erase(fd) == 0) return;
+  std::uint64_t word = 0;
+  int offered = -1;
+  const bool greeted = net::receive_with_descriptor(fd, &word, sizeof word, offered);
+  std::unique_ptr<ShmPipe> pipe = offered >= 0 ? ShmPipe::open(offered) : nullptr;
+  if (offered >= 0) ::close(offered);
+  if (pipe && pipe->word() != word) pipe.reset();
+  const char answer = pipe ? 1 : 0;
+  if (!greeted || ::send(fd, &answer, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
+    ::close(fd);
+    return;
+  }
+  ::epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+  const ConnId conn = core_.open("this host", true);
+  adopt(fd, conn, false, 0);
+  sockets_[conn].pipe = std::move(pipe);
+}
+
+// False: it cannot be reached this way.
+bool Engine::dial_here(const std::string& name, ConnId conn, Ns deadline) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return false;
+  const net::LocalAddress address(name);
+  int offered = -1;
+  std::unique_ptr<ShmPipe> pipe;
+  if (::connect(fd, address.at(), address.bytes) == 0) pipe = ShmPipe::create(offered);
+  const std::uint64_t word = pipe ? pipe->word() : 0;
+  const bool greeted = pipe && net::send_with_descriptor(fd, &word, sizeof word, offered);
+  if (offered >= 0) ::close(offered);
+  if (!greeted) {
+    ::close(fd);
+    return false;
+  }
+  Socket& socket = sockets_[conn];
+  socket.pipe = std::move(pipe);
+  socket.offers = true;
+  adopt(fd, conn, true, deadline);
+  return true;
+}
+
+void Engine::on_answer(Socket& socket, Ns now) {
+  char answer = 0;
+  const ssize_t n = ::recv(socket.fd, &answer, 1, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (n <= 0) {
+    const ConnId conn = socket.conn;
+    core_.lost(now, conn, "closed by the other side");
+    close_socket(conn);
+    return;
+  }
+  if (answer != 1) socket.pipe.reset();
+  socket.offers = socket.connecting = false;
+  core_.opened(socket.conn);
+  watch_socket(epoll_, socket);
+}
+
+ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source,
+                    const std::string& name) {
   Turn turn(*this);
   const Ns now = monotonic_now();
   const ConnId conn = core_.open(host + ":" + std::to_string(port), false);
@@ -77,6 +171,7 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, con
     core_.lost(now, conn, "the engine is shut down");
     return conn;
   }
+  if (!name.empty() && dial_here(name, conn, now + timeout)) return conn;
   const auto address = net::literal(host, port);
   if (!address) {
     core_.lost(now, conn, "not an address: " + host);
@@ -167,11 +262,12 @@ void Engine::resume_reading() {
 void Engine::take_lane(const LaneInfo& lane) {
   const auto it = sockets_.find(lane.conn);
   if (it == sockets_.end()) return;
-  const Socket socket = it->second;
+  Socket socket = std::move(it->second);
   sockets_.erase(it);
   ::epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.fd, nullptr);
   LaneSockets& lanes = lane.channel == 0 ? lanes_ : worker_of(lane.channel).lanes();
-  lanes.add(socket, lane, settings_.congestion, core_.dead_after());
+  if (lane.shared) socket.pipe.reset();
+  lanes.add(std::move(socket), lane, settings_.congestion, core_.dead_after());
 }
 
 Worker& Engine::worker_of(std::uint32_t channel) {
@@ -223,11 +319,11 @@ bool Engine::flush_dirty(Ns now) {
 }
 
 // EPOLLOUT is enabled only before blocking: while driving, trying to write is cheaper.
-void Engine::arm() {
-  lanes_.arm();
+bool Engine::arm() {
   for (auto& [conn, socket] : sockets_) {
     if (socket.blocked != socket.armed) watch_socket(epoll_, socket);
   }
+  return lanes_.arm();
 }
 
 // A connection in the backlog would make every poll of the sockets return at once.
@@ -283,6 +379,14 @@ void Engine::on_ready(const epoll_event& event, Ns now) {
     accept_all();
     return;
   }
+  if (event.data.u64 == local_listener_key) {
+    accept_here();
+    return;
+  }
+  if ((event.data.u64 & greeter_bit) != 0) {
+    on_greeting(static_cast<int>(event.data.u64 & ~greeter_bit));
+    return;
+  }
   const auto conn = static_cast<ConnId>(event.data.u64);
   auto it = sockets_.find(conn);
   if (it == sockets_.end()) {
@@ -290,7 +394,8 @@ void Engine::on_ready(const epoll_event& event, Ns now) {
     return;
   }
   if (it->second.connecting) {
-    finish_connect(it->second, now);
+    if (it->second.offers) on_answer(it->second, now);
+    else finish_connect(it->second, now);
     return;
   }
   if ((event.events & EPOLLOUT) != 0) {

@@ -134,7 +134,10 @@ void Worker::work() {
 
 // True: something is ready.
 bool Worker::sleep(std::unique_lock<std::mutex>& lock) {
-  lanes_.arm();
+  if (!lanes_.arm()) {
+    lanes_.disarm();
+    return true;
+  }
   const int timeout = lanes_.longest_wait_ms();
   is_asleep_ = true;
   lock.unlock();
@@ -142,6 +145,7 @@ bool Worker::sleep(std::unique_lock<std::mutex>& lock) {
   const int count = ::epoll_wait(epoll_, events, 16, timeout);
   lock.lock();
   is_asleep_ = false;
+  lanes_.disarm();
   const Ns now = monotonic_now();
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == wake_key) {

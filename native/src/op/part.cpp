@@ -160,7 +160,8 @@ std::uint32_t OpPart::crc_of(const Sendable& item) const {
 }
 
 OpPart::Applied OpPart::apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
-                              std::uint32_t length, std::uint32_t crc, std::uint32_t contributors, bool ignore_bitmap) {
+                              std::uint32_t length, std::optional<std::uint32_t> crc, std::uint32_t contributors,
+                              bool ignore_bitmap) {
   if (stage >= plan_.receives.size() || plan_.receives[stage].chunk < 0) return Applied::invalid;
   const Receive& receive = plan_.receives[stage];
   const Range chunk = plan_.chunk(receive.chunk);
@@ -226,7 +227,7 @@ std::uint32_t OpPart::divisor(const Receive& receive, std::uint32_t contributors
 void OpPart::write(const Receive& receive, const Incoming& in) {
   const bool passes_on = receive.pass_count > 0;
   const std::uint32_t together = receive.reduce ? in.together() : in.contributors;
-  std::uint32_t forward_crc = in.crc;
+  std::optional<std::uint32_t> forward_crc = in.crc;
   if (op.spec.kind == OpKind::all_gather) {
     kernels::overwrite(work(in.offset), in.payload, in.length, {}, op.bytes >= past_cache_bytes && !passes_on);
   } else {
@@ -239,18 +240,24 @@ void OpPart::write(const Receive& receive, const Incoming& in) {
               });
     const bool is_new = receive.reduce && together > 0 && (in.here > 0 || divisor(receive, together) > 1);
     if (is_new && passes_on) {
-      const bool is_known = parts == 1 && in.here > 0 && in.contributors > 0;
-      forward_crc = is_known ? part_crc : crc_of({.length = in.length, .offset = in.offset});
+      const bool is_known = checksums && parts == 1 && in.here > 0 && in.contributors > 0;
+      forward_crc = is_known ? std::optional(part_crc) : std::nullopt;
     }
   }
+  pass_on(receive, in, forward_crc, {}, together);
+}
+
+void OpPart::pass_on(const Receive& receive, const Incoming& in, std::optional<std::uint32_t> crc,
+                     const Payload& encoded, std::uint32_t contributors) {
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
     forwards_[send.to_next].push({.stage = send.stage,
                                   .length = in.length,
                                   .offset = in.offset,
-                                  .crc = forward_crc,
-                                  .crc_known = true,
-                                  .contributors = together});
+                                  .crc = crc.value_or(0),
+                                  .crc_known = crc.has_value(),
+                                  .encoded = encoded,
+                                  .contributors = contributors});
   }
 }
 
@@ -266,7 +273,7 @@ std::uint32_t OpPart::write_span(const Receive& receive, const Incoming& in, con
   const std::uint32_t by = divisor(receive, in.together());
   if (receive.reduce && in.here > 0 && in.contributors > 0) {
     return kernels::reduce_step(span.dtype, op.spec.reduce_op, target, local, incoming, items, backup, by,
-                                passes_on && count == in.length, plan_.exchange && plan_.rank > 0);
+                                passes_on && checksums && count == in.length, plan_.exchange && plan_.rank > 0);
   }
   if (in.contributors > 0) {
     kernels::overwrite(target, incoming, count, backup, past_cache && !passes_on);
@@ -321,20 +328,10 @@ void OpPart::write_quantised(const Receive& receive, const Incoming& in) {
               }
             });
   if (receive.pass_count == 0) return;
-  std::uint32_t crc = in.crc;
-  if (is_new) crc = crc32c(forward.data(), forward.size());
+  std::optional<std::uint32_t> crc = in.crc;
+  if (is_new) crc = checksums ? std::optional(crc32c(forward.data(), forward.size())) : std::nullopt;
   else if (has_value) std::memcpy(forward.data(), in.payload, forward.size());
-  const Payload shared = together > 0 ? Payload(std::move(forward)) : Payload();
-  for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
-    const Send& send = receive.passes[i];
-    forwards_[send.to_next].push({.stage = send.stage,
-                                  .length = in.length,
-                                  .offset = in.offset,
-                                  .crc = crc,
-                                  .crc_known = true,
-                                  .encoded = shared,
-                                  .contributors = together});
-  }
+  pass_on(receive, in, crc, together > 0 ? Payload(std::move(forward)) : Payload(), together);
 }
 
 void OpPart::restore() {

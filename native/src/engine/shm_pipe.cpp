@@ -1,0 +1,177 @@
+#include "ringfold/shm_pipe.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace ringfold {
+namespace {
+
+constexpr std::size_t page_bytes = 4096;
+constexpr std::size_t file_bytes = page_bytes + 2 * ShmPipe::capacity;
+constexpr std::size_t mapped_bytes = page_bytes + 4 * ShmPipe::capacity;
+constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+int make_file() {
+  // Kernels from 6.3 on warn without NOEXEC_SEAL, older ones do not know it.
+  int fd = ::memfd_create("ringfold-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+  if (fd < 0) fd = ::memfd_create("ringfold-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (::ftruncate(fd, static_cast<off_t>(file_bytes)) == 0 && ::fcntl(fd, F_ADD_SEALS, seals) == 0) return fd;
+  ::close(fd);
+  return -1;
+}
+
+bool is_as_made(int fd) {
+  struct stat facts{};
+  const int has = ::fcntl(fd, F_GET_SEALS);
+  return has >= 0 && (has & seals) == seals && (has & F_SEAL_WRITE) == 0 && ::fstat(fd, &facts) == 0 &&
+         S_ISREG(facts.st_mode) && facts.st_size == static_cast<off_t>(file_bytes);
+}
+
+// The page, then each FIFO twice in a row.
+std::byte* map_file(int fd) {
+  void* memory = ::mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* at = static_cast<std::byte*>(memory);
+  const auto map = [fd](std::byte* where, std::size_t bytes, std::size_t offset) {
+    return ::mmap(where, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset)) !=
+           MAP_FAILED;
+  };
+  bool mapped = map(at, page_bytes, 0);
+  for (std::size_t i = 0; i < 4; ++i) {
+    mapped = mapped &&
+             map(at + page_bytes + i * ShmPipe::capacity, ShmPipe::capacity, page_bytes + i / 2 * ShmPipe::capacity);
+  }
+  // A forked child must not keep a dead parent's memory.
+  if (mapped && ::madvise(memory, mapped_bytes, MADV_DONTFORK) == 0) return at;
+  ::munmap(memory, mapped_bytes);
+  return nullptr;
+}
+
+}  // namespace
+
+struct ShmPipe::Fifo {
+  alignas(64) std::atomic<std::uint64_t> written{0};
+  alignas(64) std::atomic<std::uint64_t> read{0};
+  alignas(64) std::atomic<std::uint32_t> reader_sleeps{0};
+  alignas(64) std::atomic<std::uint32_t> writer_sleeps{0};
+};
+
+struct ShmPipe::Page {
+  std::uint64_t word = 0;
+  Fifo there, back;
+};
+
+ShmPipe::ShmPipe(std::byte* memory, bool is_creator)
+    : memory_(memory),
+      page_(is_creator ? new (memory) Page : std::launder(reinterpret_cast<Page*>(memory))),
+      out_(is_creator ? page_->there : page_->back),
+      in_(is_creator ? page_->back : page_->there),
+      out_bytes_(memory + page_bytes + (is_creator ? 0 : 2 * capacity)),
+      in_bytes_(memory + page_bytes + (is_creator ? 2 * capacity : 0)) {
+  static_assert(sizeof(Page) <= page_bytes && std::atomic<std::uint64_t>::is_always_lock_free);
+}
+
+std::unique_ptr<ShmPipe> ShmPipe::create(int& fd) {
+  fd = make_file();
+  if (fd < 0) return nullptr;
+  std::byte* memory = map_file(fd);
+  std::uint64_t word = 0;
+  if (memory != nullptr && ::getrandom(&word, sizeof word, 0) == static_cast<ssize_t>(sizeof word)) {
+    std::unique_ptr<ShmPipe> pipe(new ShmPipe(memory, true));
+    pipe->page_->word = word;
+    return pipe;
+  }
+  if (memory != nullptr) ::munmap(memory, mapped_bytes);
+  ::close(std::exchange(fd, -1));
+  return nullptr;
+}
+
+std::unique_ptr<ShmPipe> ShmPipe::open(int fd) {
+  if (!is_as_made(fd)) return nullptr;
+  std::byte* memory = map_file(fd);
+  return memory == nullptr ? nullptr : std::unique_ptr<ShmPipe>(new ShmPipe(memory, false));
+}
+
+ShmPipe::~ShmPipe() { ::munmap(memory_, mapped_bytes); }
+
+std::uint64_t ShmPipe::word() const { return page_->word; }
+
+std::span<const std::byte> ShmPipe::readable() {
+  seen_written_ = in_.written.load(std::memory_order_acquire);
+  const std::uint64_t bytes = seen_written_ - read_;
+  if (bytes > capacity) {
+    is_broken_ = true;
+    return {};
+  }
+  return {in_bytes_ + read_ % capacity, bytes};
+}
+
+void ShmPipe::consume(std::size_t bytes) {
+  read_ += bytes;
+  in_.read.store(read_);
+  has_consumed_ = true;
+}
+
+std::size_t ShmPipe::unread() {
+  seen_read_ = out_.read.load(std::memory_order_acquire);
+  const std::uint64_t bytes = written_ - seen_read_;
+  if (bytes > capacity) is_broken_ = true;
+  return bytes > capacity ? 0 : bytes;
+}
+
+std::size_t ShmPipe::write(const iovec* pieces, std::size_t count) {
+  const std::size_t before = unread();
+  if (is_broken_) return 0;
+  std::size_t room = capacity - before, total = 0;
+  for (std::size_t i = 0; i < count && room > 0; ++i) {
+    const std::size_t bytes = std::min(room, pieces[i].iov_len);
+    std::memcpy(out_bytes_ + (written_ + total) % capacity, pieces[i].iov_base, bytes);
+    total += bytes;
+    room -= bytes;
+  }
+  if (total == 0) return 0;
+  written_ += total;
+  out_.written.store(written_);
+  has_written_ = true;
+  return total;
+}
+
+bool ShmPipe::prepare_sleep(bool for_data, bool for_room) {
+  is_prepared_ = true;
+  if (for_data) in_.reader_sleeps.store(1);
+  if (for_room) out_.writer_sleeps.store(1);
+  return (!for_data || in_.written.load() == seen_written_) && (!for_room || out_.read.load() == seen_read_);
+}
+
+void ShmPipe::end_sleep() {
+  if (!std::exchange(is_prepared_, false)) return;
+  in_.reader_sleeps.store(0, std::memory_order_relaxed);
+  out_.writer_sleeps.store(0, std::memory_order_relaxed);
+}
+
+bool ShmPipe::take_wake() {
+  const bool wakes = (std::exchange(has_written_, false) && out_.reader_sleeps.load() != 0) ||
+                     (has_consumed_ && in_.writer_sleeps.load() != 0);
+  has_consumed_ = false;
+  // Once: the sleeper says again that it sleeps.
+  if (wakes) {
+    out_.reader_sleeps.store(0);
+    in_.writer_sleeps.store(0);
+  }
+  return wakes;
+}
+
+}  // namespace ringfold
