@@ -225,6 +225,10 @@ class LaneInfo:
     @property
     def channel(self) -> int: ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it goes through shared memory."""
+
 class EngineEvent:
     """
     What happened in the engine. `kind` decides which of the fields are set.
@@ -503,8 +507,15 @@ class Engine:
     def listen(self, host: str, first_port: int, tries: int) -> int:
         """Bind the data port and return it."""
 
-    def dial(self, host: str, port: int, timeout_ms: int, source: str = '') -> int:
-        """Begin to connect to a literal address, from one of this host's own."""
+    def dial(self, host: str, port: int, timeout_ms: int, source: str = '', name: str = '') -> int:
+        """
+        Begin to connect to a literal address, from one of this host's own; a peer of this host by its name.
+        """
+
+    def listen_here(self) -> str:
+        """
+        Listen for peers of this host, which can share memory; the name to dial, or empty where that is not possible.
+        """
 
     def next_event(self, timeout_s: float) -> EngineEvent | None:
         """Block without the GIL until something happened or the time is over."""

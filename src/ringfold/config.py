@@ -262,6 +262,9 @@ _SETTINGS = (
             help="How many threads move and reduce the data of this peer's ops, that of the caller among them. auto: "
                  "the cores that it may use, shared by the peers of its host, at most 4. All members have as many as "
                  "the one with the fewest."),
+    Setting(name="transport", kind="text", default="auto", choices=("auto", "tcp"),
+            help="What carries lanes. auto: shared memory between peers of one host that can reach each other there, "
+                 "TCP otherwise. tcp: always TCP."),
     Setting(name="congestion", kind="text", default="auto",
             help="Congestion control of lanes: auto (see the guide \"far apart\"), host (the host's own), or a name."),
     Setting(name="name", kind="text", default="",

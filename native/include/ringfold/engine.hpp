@@ -175,7 +175,8 @@ class Engine {
   void on_greeting(int fd);
   bool dial_here(const std::string& name, ConnId conn, Ns deadline);
   void on_answer(Socket& socket, Ns now);
-  void pause_listener();
+  void pause_listeners();
+  void watch_listeners(std::uint32_t events);
   void finish_connect(Socket& socket, Ns now);
   void adopt(int fd, ConnId conn, bool connecting, Ns deadline);
   void tick(Ns now);
@@ -187,7 +188,7 @@ class Engine {
   void yield_mutex(std::unique_lock<std::mutex>& lock);
   bool has_unsent() const;
   bool is_crowded() const;
-  void wait_a_moment(std::unique_lock<std::mutex>& lock);
+  void wait_a_moment(std::unique_lock<std::mutex>& lock, Ns idle);
 
   const EngineSettings settings_;
   const std::uint32_t cores_;

@@ -175,9 +175,9 @@ bool Engine::is_crowded() const {
 }
 
 // Between two polls while spinning. With more threads on this host than cores, the peer that is waited for needs this
-// core; otherwise nothing else can use it.
-void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock) {
-  if (!is_crowded()) {
+// core. So it may with fewer: the kernel puts two of them on one core now and then.
+void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock, Ns idle) {
+  if (!is_crowded() && idle < yield_after) {
     pause_cpu();
     return;
   }
@@ -295,8 +295,7 @@ void Engine::tick(Ns now) {
   }
   if (listener_paused_until_ != 0 && now >= listener_paused_until_) {
     listener_paused_until_ = 0;
-    epoll_event event{EPOLLIN, {.u64 = listener_key}};
-    ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
+    watch_listeners(EPOLLIN);
   }
   for (auto it = greeters_.begin(); it != greeters_.end();) {
     const auto [fd, until] = *it++;
@@ -368,7 +367,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
       if (round % 16 == 15) poll_all(lock, 0);
     } else if (now - idle_since < spin_for(*op)) {
       if (round % 4 == 3) poll_all(lock, 0);
-      wait_a_moment(lock);
+      wait_a_moment(lock, now - idle_since);
     } else {
       poll_all(lock, poll_timeout_ms());
       idle_since = monotonic_now() - spin_for(*op) / 2;

@@ -96,9 +96,16 @@ std::string Engine::listen_here() {
 // answer is one byte: 1 if the pipe will be used, otherwise the connection goes on without. A descriptor can be lost on
 // its way, by a security policy: that is no error.
 void Engine::accept_here() {
-  while (core_.unauthenticated() + greeters_.size() < settings_.max_unauthenticated) {
+  while (true) {
+    if (core_.unauthenticated() + greeters_.size() >= settings_.max_unauthenticated) {
+      pause_listeners();
+      return;
+    }
     const int fd = ::accept4(local_listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) return;
+    if (fd < 0) {
+      if (errno == EMFILE || errno == ENFILE) pause_listeners();
+      return;
+    }
     greeters_.emplace(fd, monotonic_now() + greeting_time);
     epoll_event event{EPOLLIN, {.u64 = greeter_bit | static_cast<std::uint64_t>(fd)}};
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
@@ -327,10 +334,16 @@ bool Engine::arm() {
 }
 
 // A connection in the backlog would make every poll of the sockets return at once.
-void Engine::pause_listener() {
-  epoll_event event{0, {.u64 = listener_key}};
-  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
+void Engine::pause_listeners() {
+  watch_listeners(0);
   listener_paused_until_ = monotonic_now() + listener_pause;
+}
+
+void Engine::watch_listeners(std::uint32_t events) {
+  epoll_event event{events, {.u64 = listener_key}};
+  if (listener_ >= 0) ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
+  event.data.u64 = local_listener_key;
+  if (local_listener_ >= 0) ::epoll_ctl(epoll_, EPOLL_CTL_MOD, local_listener_, &event);
 }
 
 // Python authenticates connections, and it may be busy for long. Until then unauthenticated clients must not use up the
@@ -338,14 +351,14 @@ void Engine::pause_listener() {
 void Engine::accept_all() {
   while (true) {
     if (core_.unauthenticated() >= settings_.max_unauthenticated) {
-      pause_listener();
+      pause_listeners();
       return;
     }
     sockaddr_storage remote{};
     socklen_t bytes = sizeof remote;
     const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&remote), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
-      if (errno == EMFILE || errno == ENFILE) pause_listener();
+      if (errno == EMFILE || errno == ENFILE) pause_listeners();
       return;
     }
     net::prepare(fd, settings_.same_host_buffer);

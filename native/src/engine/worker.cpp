@@ -121,7 +121,7 @@ void Worker::work() {
       idle_since = now;
     } else if (now - idle_since >= spin_) {
       if (sleep(lock)) idle_since = monotonic_now() - spin_ / 2;
-    } else if (is_crowded_) {  // what is waited for may need this core
+    } else if (is_crowded_ || now - idle_since >= yield_after) {  // what is waited for may need this core
       lock.unlock();
       ::sched_yield();
       lock.lock();

@@ -258,7 +258,7 @@ class Epochs:
             secret=derive(self._secret, "epoch", group.id, group.epoch),
             evidence=group.evidence,
             small_bytes=self._settings.small_bytes_for(len(ring)),
-            segment_bytes=self._settings.segment_bytes,
+            segment_bytes=self._settings.segment_bytes_for([member.member for member in members]),
             lanes=self._settings.lanes,
             registrations=self._run.settled_registrations(),
             pending=bool(self._run.registered()),

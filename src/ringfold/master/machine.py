@@ -418,6 +418,7 @@ class Master:
             listen_only=resume.listen_only,
             cores=resume.cores,
             threads=resume.threads,
+            here=resume.here,
         )
         if is_new:
             self._hello(now, connection, hello)

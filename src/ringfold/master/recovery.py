@@ -87,7 +87,7 @@ class Recovery:
     def resume(self, now: Ns, connection: Connection, resume: Resume) -> Peer:
         """A member has reconnected, on this connection."""
         away = self._run.away[resume.peer]
-        member = Member(resume.peer, resume.name, resume.host, resume.addresses, resume.port, resume.paths)
+        member = Member(resume.peer, resume.name, resume.host, resume.addresses, resume.port, resume.paths, resume.here)
         peer = Peer(resume.peer, connection.id, connection.remote, away.group, member, now, now, now)
         peer.cores, peer.threads = resume.cores, resume.threads
         peer.membership = Membership.RESUMING

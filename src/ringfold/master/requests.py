@@ -71,7 +71,7 @@ def check_names(hello: Hello | NodeHello | NodeEntry) -> None:
     """Every member gets these texts in a record, and `ringfold status` shows them: they must be short and printable."""
     if len(hello.addresses) > MAX_ADDRESSES:
         raise RemoteProtocolError(f"it has {len(hello.addresses)} addresses (limit {MAX_ADDRESSES})")
-    texts = (hello.name, hello.host, *hello.addresses)
+    texts = (hello.name, hello.host, *hello.addresses, hello.here if isinstance(hello, Hello) else "")
     if not all(text.isprintable() for text in texts):
         raise RemoteProtocolError("its name, its host or an address is not printable")
     if max(map(len, texts)) > MAX_TEXT_CHARS:

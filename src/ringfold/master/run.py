@@ -579,7 +579,9 @@ class Run:
     def register(self, now: Ns, connection: Connection, hello: Hello) -> Peer:
         """A new peer under a new id. Members learn of it by the count of registrations."""
         self.registrations += 1
-        member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths)
+        member = Member(
+            self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths, hello.here
+        )
         peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
         peer.cores, peer.threads = hello.cores, hello.threads
         self.peers[peer.id] = peer

@@ -1,5 +1,6 @@
 """The settings of a master: frozen, with the unit in the name, checked in the constructor."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -9,11 +10,12 @@ from ringfold.errors import ConfigError
 from ringfold.limits import MAX_CHANNELS, MAX_LANES_OF_A_PATH
 from ringfold.probe.nodes.nodes_file import read_graph
 from ringfold.probe.rounds.settings import DENSITIES, Adaptive, RoundSettings
-from ringfold.wire.messages import EvidenceBy, Liveness
+from ringfold.wire.messages import EvidenceBy, Liveness, Member
 from ringfold.wire.probing import RoundKind
 
 RING_EVIDENCE_MEMBERS = 8
 """With "auto", evidence travels on the ring up to this many members: n-1 hops are then faster than the master."""
+MEMORY_SEGMENT_BYTES = 262_144
 RETURN_MARGIN_MS = 5_000
 """How long a peer may take at least to return, after it has left a silent master."""
 
@@ -96,6 +98,11 @@ class MasterSettings:
         if self.evidence != "auto":
             return self.evidence
         return "ring" if members <= RING_EVIDENCE_MEMBERS else "master"
+
+    def segment_bytes_for(self, members: Sequence[Member]) -> int:
+        """The largest segment in an epoch with these members: where all share memory, it must fit into their pipes."""
+        share = all(member.here and member.host == members[0].host for member in members)
+        return min(self.segment_bytes, MEMORY_SEGMENT_BYTES) if share else self.segment_bytes
 
     def small_bytes_for(self, members: int) -> int:
         """Up to which size an op travels inside Done, in an epoch with this many members.

@@ -290,6 +290,7 @@ class Control:
             paths=me.paths,
             cores=me.cores,
             threads=me.threads,
+            here=me.here,
             port=me.port,
             nonce=self._nonce,
             proof=prove(me.token, "hello", challenge.nonce, self._nonce),
@@ -320,6 +321,7 @@ class Control:
             paths=me.paths,
             cores=me.cores,
             threads=me.threads,
+            here=me.here,
             run=me.run,
         )
 

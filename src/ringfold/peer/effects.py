@@ -164,13 +164,17 @@ class SendBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a connection, from the address `source` if given; the response is `Dialled` or `DialFailed`, at once."""
+    """Open a connection, from the address `source` if given; the response is `Dialled` or `DialFailed`, at once.
+
+    `here` is the name of a peer of this host: it is tried first, for a lane in shared memory.
+    """
 
     key: int
     host: str
     port: int
     timeout_ms: int
     source: str = ""
+    here: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,10 @@ class Engine(Commands, Protocol):
     """The engine with sockets and a thread of its own."""
 
     def listen(self, host: str, first_port: int, tries: int) -> int: ...
-    def dial(self, host: str, port: int, timeout_ms: int, source: str = "") -> int: ...
+    def listen_here(self) -> str:
+        """Listen for peers of this host, which can share memory; the name to dial, or "" where that is impossible."""
+
+    def dial(self, host: str, port: int, timeout_ms: int, source: str = "", name: str = "") -> int: ...
     def next_event(self, timeout_s: float) -> EngineEvent | None:
         """Block without the GIL until there is an event, or until the timeout."""
 

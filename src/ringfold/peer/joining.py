@@ -117,6 +117,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
         paths=max(1, len(advertised)),
         cores=whole_cores(),
         threads=0 if settings.value("threads") == "auto" else settings.integer("threads"),
+        here="" if settings.text("transport") == "tcp" else engine.listen_here(),
     )
     session = Session(engine, identity, _timings(request.timings, settings))
     if settings.text("agent") == "auto":

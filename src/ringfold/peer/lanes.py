@@ -71,6 +71,8 @@ class Route:
     targets: tuple[str, ...]
     port: int
     source: str = ""
+    here: str = ""
+    """The neighbour's name on this host, for a lane in shared memory."""
 
 
 def paths_between(one: Member, other: Member) -> int:
@@ -98,7 +100,10 @@ def route_of(record: Record, me: PeerId, lane: LaneKey) -> Route:
     paths = paths_between(here, there)
     if paths == 1:
         first = lane[2] // record.channels % max(1, len(there.addresses))
-        return Route(0, 1, (*there.addresses[first:], *there.addresses[:first]), there.port)
+        # Lanes that stand in for each other are all of one kind.
+        shares = bool(here.here) and here.host == there.host and record.lanes == 1
+        targets = (*there.addresses[first:], *there.addresses[:first])
+        return Route(0, 1, targets, there.port, here=there.here if shares else "")
     path = lane[2] // record.channels % paths
     target = there.addresses[path % there.paths]
     source = here.addresses[path % here.paths] if here.paths > 1 else ""
@@ -340,7 +345,8 @@ class Lanes:
         dial.conn = None
         dial.retry_ns = None
         timeout_ms = max(1, self._timings.connect_ms // len(dial.route.targets))
-        return [Dial(dial.key, dial.route.targets[dial.address], dial.route.port, timeout_ms, dial.route.source)]
+        here = dial.route.here if dial.attempts == 0 else ""  # whatever was wrong there, TCP comes next
+        return [Dial(dial.key, dial.route.targets[dial.address], dial.route.port, timeout_ms, dial.route.source, here)]
 
     def _retry(self, now_ns: int, dial: LaneDial, reason: str) -> list[Effect]:
         """Dial the next address at once; after the last one pause; after the deadline give up.

@@ -541,9 +541,9 @@ class Session:
     def _carry_out(self, effect: Effect) -> Event | None:
         """Carry out one effect; if it has a response, that is the machine's next event."""
         match effect:
-            case Dial(key, host, port, timeout_ms, source):
+            case Dial(key, host, port, timeout_ms, source, here):
                 try:
-                    return Dialled(key, self.engine.dial(host, port, timeout_ms, source))
+                    return Dialled(key, self.engine.dial(host, port, timeout_ms, source, here))
                 except (RuntimeError, OSError, ValueError) as error:
                     return DialFailed(key, str(error))
             case Joined(record):

@@ -76,3 +76,5 @@ class Identity:
     """How many it may use."""
     threads: int = 0
     """How many threads its ops may have; 0: its share of the host's cores."""
+    here: str = ""
+    """The name by which peers of its host reach it, to share memory with it; empty: it has none."""

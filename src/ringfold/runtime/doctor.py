@@ -7,9 +7,11 @@ machine.
 
 import ctypes
 import errno
+import fcntl
 import importlib
 import os
 import resource
+import secrets
 import select
 import socket
 import struct
@@ -56,6 +58,7 @@ def examine(
         judge_cores(machine),
         judge_memory(machine),
         check_shared_memory(),
+        check_memory_lanes(),
         judge_open_files(soft_limit(resource.RLIMIT_NOFILE)),
         judge_locked_memory(soft_limit(resource.RLIMIT_MEMLOCK)),
         check_port(master_port, "master port"),
@@ -119,6 +122,34 @@ def check_shared_memory(path: str = "/dev/shm") -> Check:
         advice = "delete leftovers, or mount it larger (containers: --shm-size=1g)"
         return Check("shared memory", "warn", f"{path}: {_size(free)} free", advice)
     return Check("shared memory", "ok", f"{path}: {_size(free)} free")
+
+
+def check_memory_lanes() -> Check:
+    """Whether peers of this host can share memory: a sealed file without a name, and its descriptor passed on."""
+    advice = "peers of this host use TCP instead; a security policy may forbid memfd_create or passing descriptors"
+    name = "\0ringfold-doctor-" + secrets.token_hex(8)
+    try:
+        fd = os.memfd_create("ringfold-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+                listener.bind(name)
+                listener.listen(1)
+                client.connect(name)
+                accepted, _ = listener.accept()
+                with accepted:
+                    socket.send_fds(client, [b"x"], [fd])
+                    accepted.settimeout(1.0)
+                    _, passed, _, _ = socket.recv_fds(accepted, 1, 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return Check("lanes in memory", "warn", f"not possible here: {error.strerror}", advice)
+    for each in passed:
+        os.close(each)
+    if not passed:
+        return Check("lanes in memory", "warn", "a descriptor did not arrive", advice)
+    return Check("lanes in memory", "ok", "peers of this host share memory, if they see each other's sockets")
 
 
 def judge_open_files(limit: int | None) -> Check:

@@ -111,6 +111,7 @@ class Hello(Message, frozen=True, tag="hello"):
     others are alternatives.
 
     `cores` is how many it may use, `threads` how many threads its ops may have; 0: its share of the host's cores.
+    `here` is the name by which peers of its host reach it, to share memory with it; empty: it has none.
     """
 
     version: int
@@ -127,6 +128,7 @@ class Hello(Message, frozen=True, tag="hello"):
     listen_only: bool = False
     cores: int = 1
     threads: int = 0
+    here: str = ""
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -167,6 +169,7 @@ class Resume(Message, frozen=True, tag="resume"):
     listen_only: bool = False
     cores: int = 1
     threads: int = 0
+    here: str = ""
 
 
 class Resumed(Message, frozen=True, tag="resumed"):
@@ -511,7 +514,7 @@ class Sealed(Message, frozen=True, tag="sealed"):
 
 
 class Member(Struct, frozen=True):
-    """A member of an epoch: how its neighbours name and reach it."""
+    """A member of an epoch: how its neighbours name and reach it, those of its own host by `here`."""
 
     peer: PeerId
     name: str
@@ -519,6 +522,7 @@ class Member(Struct, frozen=True):
     addresses: list[str]
     port: int
     paths: int = 1
+    here: str = ""
 
 
 class Record(Message, frozen=True, tag="record"):

@@ -615,6 +615,7 @@ def machine(**changes: object) -> Hardware:
         (doctor.judge_congestion("reno"), "warn"),
         (doctor.judge_huge_pages("always madvise [never]"), "warn"),
         (doctor.check_shared_memory("/nowhere"), "warn"),
+        (doctor.check_memory_lanes(), "ok"),
     ],
 )
 def test_the_doctor_judges(check: doctor.Check, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""How many channels an epoch has, from what its members offer."""
+"""How an epoch's ops are cut, from what its members offer: into how many channels, and how long segments are."""
 
 from dataclasses import dataclass
 
@@ -90,3 +90,33 @@ def test_an_impossible_offer_is_refused(offer: dict[str, int]) -> None:
     (refused,) = harness.receive(1, hello(1, 0, TOKEN, **offer))
     assert isinstance(refused, m.Refused)
     assert "threads on" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        ([{"here": "x"}, {"here": "y"}], 262_144),
+        ([{"here": "x"}, {}], 1_048_576),
+        ([{"here": "x"}, {"here": "y", "host": "other"}], 1_048_576),
+    ],
+)
+def test_segments_fit_into_pipes_where_all_members_share_memory(offers: list[dict[str, str]], expected: int) -> None:
+    harness = MasterHarness()
+    for conn, offer in enumerate(offers, 1):
+        harness.open(conn)
+        harness.conns.append(conn)
+        harness.receive(conn, hello(conn, 0, TOKEN, **offer))
+    harness.receive(1, m.Attached(1))
+    harness.receive(1, m.Vote(1, "update", 1))
+    harness.seal_and_attach(1, [1], [1, 2])
+    assert harness.record(1).epoch == 2
+    assert harness.record(1).segment_bytes == expected
+    assert [member.here for member in harness.record(1).members] == [offer.get("here", "") for offer in offers]
+
+
+def test_a_name_is_printable_and_short() -> None:
+    for name in ("two\nlines", "x" * 5_000):
+        harness = MasterHarness()
+        harness.open(1)
+        (refused,) = harness.receive(1, hello(1, 0, TOKEN, here=name))
+        assert isinstance(refused, m.Refused)

@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
+from msgspec import structs
 
-from ringfold.peer.effects import Promote
+from ringfold.peer.effects import Dial, Promote
 from ringfold.peer.lanes import Lanes, needed_lanes, route_of
 from ringfold.peer.settings import PeerTimings
 from ringfold.wire.messages import Member, Record, World
@@ -91,3 +92,42 @@ def test_another_number_of_channels_connects_every_lane_again() -> None:
     lanes.installed(10**12)
     lanes.begin(10**12, record(2, lanes=1, epoch=2))
     assert not lanes._connected
+
+
+def of_hosts(hosts: tuple[str, ...], *, lanes: int = 1, paths: int = 1, nameless: tuple[int, ...] = ()) -> Record:
+    """A ring of peers on these hosts, each with a name for the peers of its host, except the nameless ones."""
+    plain = record(lanes=lanes, paths=paths)
+    members = [
+        structs.replace(member, host=host, here="" if member.peer in nameless else f"name-{member.peer}")
+        for member, host in zip(plain.members, hosts, strict=True)
+    ]
+    return structs.replace(plain, members=members)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        (of_hosts(("a", "a", "a")), "name-2"),
+        (of_hosts(("a", "b", "a")), ""),
+        (of_hosts(("a", "a", "a"), nameless=(2,)), ""),
+        (of_hosts(("a", "a", "a"), nameless=(1,)), ""),
+        (of_hosts(("a", "a", "a"), lanes=2), ""),
+        (of_hosts(("a", "a", "a"), paths=2), ""),
+    ],
+)
+def test_a_neighbour_on_the_same_host_is_dialled_by_its_name(wanted: Record, name: str) -> None:
+    lanes = Lanes(PeerTimings())
+    lanes.me = 1
+    first, *_ = (effect for effect in lanes.begin(0, wanted).effects if isinstance(effect, Dial))
+    assert (first.here, first.host) == (name, "10.0.0.1")
+
+
+def test_whatever_was_wrong_with_the_name_tcp_comes_next() -> None:
+    lanes = Lanes(PeerTimings())
+    lanes.me = 1
+    (first,) = (effect for effect in lanes.begin(0, of_hosts(("a", "a", "a"))).effects if isinstance(effect, Dial))
+    assert first.here
+    lanes.dial_failed(0, first.key, "refused")
+    again = [effect for ms in range(0, 5_000, 50) for effect in lanes.tick(ms * 1_000_000) if isinstance(effect, Dial)]
+    assert again
+    assert not any(dial.here for dial in again)

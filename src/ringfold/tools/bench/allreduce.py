@@ -1,7 +1,7 @@
-"""`ringfold bench allreduce`: in-place all-reduce over TCP loopback, against gloo and Open MPI in the same run.
+"""`ringfold bench allreduce`: in-place all-reduce on one host, against gloo and Open MPI in the same run.
 
-`mpi` is Open MPI over TCP, `mpi-shm` over shared memory. With several numbers of threads, each has teams of its own,
-and every library is measured again beside it.
+`mpi` is Open MPI over TCP, `mpi-shm` over shared memory. With several numbers of threads or transports, each has teams
+of its own, and every library is measured again beside it.
 
 For each world size, one team of processes per library is started; idle teams sleep in a read. For each size, the teams
 take turns in rounds, so that a drift of the machine affects all of them. A round is a block of ops back to back. The
@@ -15,6 +15,7 @@ which a late abort is restored.
 """
 
 import importlib.util
+import itertools
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, s
 from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
 
 LIBRARIES = ("gloo", "mpi", "mpi-shm")
+TRANSPORTS = {"tcp": "tcp", "shm": "auto"}
+"""The setting for each; peers of one host share memory by themselves."""
 MPI_TRANSPORTS = {
     "mpi": ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"],
     "mpi-shm": ["--mca", "btl", "vader,self"],
@@ -43,6 +46,7 @@ LARGE_BYTES = 16 << 20
 COLUMNS = (
     Column("peers", "world"),
     Column("threads", "threads"),
+    Column("by", "transport"),
     Column("size", "size_bytes", size_text),
     Column("ringfold", "ringfold_median_us", microseconds),
     Column("p99", "ringfold_p99_us", microseconds),
@@ -51,9 +55,8 @@ COLUMNS = (
     Column("mpi-shm", "mpi_shm_median_us", microseconds),
     Column("gloo/ours", "gloo_over_ringfold", times),
     Column("mpi/ours", "mpi_over_ringfold", times),
-    Column("our CPU", "ringfold_cpu_us", microseconds),
-    Column("gloo's", "gloo_cpu_us", microseconds),
-    Column("mpi's", "mpi_cpu_us", microseconds),
+    Column("mpi-shm/ours", "mpi_shm_over_ringfold", times),
+    Column("CPU", "ringfold_cpu_us", microseconds),
     Column("right", "verified", lambda value: "yes" if value else "NO"),
 )
 
@@ -68,6 +71,7 @@ class AllReducePlan(msgspec.Struct, frozen=True):
     min_time_s: float
     rounds: int
     threads: list[str] = msgspec.field(default_factory=lambda: ["auto"])
+    transports: list[str] = msgspec.field(default_factory=lambda: ["tcp"])
 
 
 def command(
@@ -80,6 +84,9 @@ def command(
     ] = 1.0,
     rounds: Annotated[int, typer.Option(help="Turns that the libraries take at each size.", min=1)] = 3,
     threads: Annotated[str, typer.Option(help="Threads of each peer, comma-separated: numbers, or auto.")] = "auto",
+    transport: Annotated[
+        str, typer.Option(help="What carries Ringfold's lanes, comma-separated: tcp, shm (shared memory).")
+    ] = "tcp",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
@@ -92,7 +99,10 @@ def command(
         min_time_s=min_time,
         rounds=rounds,
         threads=threads.split(","),
+        transports=transport.split(","),
     )
+    if unknown := set(plan.transports) - TRANSPORTS.keys():
+        raise typer.BadParameter(f"--transport knows {', '.join(TRANSPORTS)}, not {', '.join(sorted(unknown))}")
     if unknown := set(plan.libraries) - set(LIBRARIES):
         raise typer.BadParameter(f"--against knows {', '.join(LIBRARIES)}, not {', '.join(sorted(unknown))}")
     if dtype not in DTYPES:
@@ -101,17 +111,17 @@ def command(
     teams = ["ringfold", *(one for one in plan.libraries if one not in skipped)]
     figures: list[Row] = []
     with reports.guarded(as_json=as_json) as progress:
-        cases = [(peers, each) for peers in plan.worlds for each in plan.threads]
+        cases = list(itertools.product(plan.worlds, plan.threads, plan.transports))
         task = progress.add_task("starting", total=len(cases) * len(plan.sizes) * plan.rounds)
-        for peers, each in cases:
+        for peers, count, carrier in cases:
             with LocalCluster() as cluster:
                 progress.update(task, description=f"{peers} peers: starting {', '.join(teams)}")
                 for library in teams:
-                    start_team(cluster, library, peers, each)
+                    start_team(cluster, library, peers, count, carrier)
                 for size in plan.sizes:
                     progress.update(task, description=f"{peers} peers, {size_text(size)}")
                     row = measure(cluster, teams, peers, size, plan, lambda: progress.advance(task))
-                    figures.append({"threads": each, **row})
+                    figures.append({"threads": count, "transport": carrier, **row})
                 for library in teams:
                     cluster.send(team(library, peers), {"do": "end"})
     for row in figures:
@@ -146,9 +156,9 @@ def team(library: str, world: int) -> list[str]:
     return [f"{library}.{rank}" for rank in range(world)]
 
 
-def start_team(cluster: LocalCluster, library: str, world: int, threads: str) -> None:
+def start_team(cluster: LocalCluster, library: str, world: int, threads: str = "auto", transport: str = "tcp") -> None:
     """Start a library's ranks and wait until they are connected with each other."""
-    env = {"OMP_NUM_THREADS": "1", "RINGFOLD_THREADS": threads}
+    env = {"OMP_NUM_THREADS": "1", "RINGFOLD_THREADS": threads, "RINGFOLD_TRANSPORT": TRANSPORTS[transport]}
     # Without -P the folder of the script would become importable, `join.py` and `master.py` included.
     rank_command = [sys.executable, "-P", WORKER, library, cluster.address, str(world)]
     if library in MPI_TRANSPORTS:
