@@ -37,7 +37,8 @@ def guarded_loop(me: ProgramContext) -> None:
 
     def behind_proxy(**facts: object) -> object:
         me.report("port", port=facts["port"])
-        return real(**{**facts, "port": me.receive()["what"]})  # type: ignore[arg-type]
+        # Bits are flipped on a wire, so there must be one: no lane in shared memory.
+        return real(**{**facts, "port": me.receive()["what"], "here": ""})  # type: ignore[arg-type]
 
     joining.Identity = behind_proxy  # type: ignore[assignment, misc]
     world, step = WORLD, 0

@@ -1,4 +1,4 @@
-"""Lanes in shared memory between real processes: peers that die, freeze and come, and strangers at the door."""
+"""Lanes in shared memory between real processes: peers that die, freeze and come, and unauthenticated clients."""
 
 import os
 import random
@@ -144,7 +144,7 @@ def names_of(pid: int) -> list[str]:
     return [row[7][1:] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("@ringfold-")]
 
 
-def test_strangers_at_the_local_name_do_no_harm(cluster: ProgramCluster, tmp_path: Path) -> None:
+def test_unauthenticated_clients_at_the_local_name_do_no_harm(cluster: ProgramCluster, tmp_path: Path) -> None:
     cluster.start_master()
     peers = start_training(cluster, 2, floats=100_000)
     (name,) = {name for name in names_of(peers[0].pid)}
@@ -158,19 +158,19 @@ def test_strangers_at_the_local_name_do_no_harm(cluster: ProgramCluster, tmp_pat
             (b"x" * 8, [file.fileno()]),
             (b"x" * 8, [file.fileno()] * 3),
         ]
-        strangers = []
+        clients = []
         for data, files in offers * 5:
-            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            stranger.connect(address)
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            client.connect(address)
             if data:
-                socket.send_fds(stranger, [data], files)
-            strangers.append(stranger)
+                socket.send_fds(client, [data], files)
+            clients.append(client)
         sent = time.monotonic()
         for peer in peers:
             step_with(peer, 2, after=sent)
-        for stranger in strangers:
-            stranger.close()
-    until(lambda: not any("file" in os.readlink(fd) for fd in open_files(peers[0])), "no stranger's file is kept")
+        for client in clients:
+            client.close()
+    until(lambda: not any("file" in os.readlink(fd) for fd in open_files(peers[0])), "no client's file is kept")
     end_training(peers)
 
 

@@ -151,7 +151,7 @@ bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
   for (Socket& socket : sockets_) {
     if (stops.load(std::memory_order_relaxed) > 0) return true;
     if (!channel_.has(socket.conn)) continue;
-    if (socket.reading && channel_.expects(socket.conn)) progressed |= read(socket, now);
+    if (socket.reading && (socket.pipe || channel_.expects(socket.conn))) progressed |= read(socket, now);
     if (!socket.blocked || !channel_.has(socket.conn)) continue;
     socket.blocked = false;
     progressed |= flush(socket, now);
