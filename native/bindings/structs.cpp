@@ -224,6 +224,7 @@ void bind_connections(nb::module_& m) {
   event.def_rw("conn", &Event::conn, "opened, accepted, message, closed, silent, blocks, sample");
   event.def_ro("peer", &Event::peer, "link_lost, mismatch");
   event.def_ro("outgoing", &Event::outgoing, "link_lost");
+  event.def_ro("died", &Event::died, "link_lost: the neighbour's process has died, for certain");
   event.def_ro("text", &Event::text, "accepted: the remote address; closed, link_lost: the reason");
   event.def_prop_ro("body", [](const Event& self) { return to_python(self.body); }, "message: its bytes");
   event.def_ro("epoch", &Event::epoch, "mismatch, op_timeout, op_cancelled: in which the op ran");

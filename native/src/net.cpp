@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 
@@ -42,41 +43,51 @@ LocalAddress::LocalAddress(const std::string& name) {
   bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + used);
 }
 
-bool send_with_descriptor(int fd, const void* data, std::size_t bytes, int descriptor) {
+bool send_with_descriptors(int fd, const void* data, std::size_t bytes, const Descriptors& descriptors) {
   iovec piece{const_cast<void*>(data), bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(Descriptors))] = {};
   msghdr message{};
   message.msg_iov = &piece;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* head = CMSG_FIRSTHDR(&message);
-  head->cmsg_level = SOL_SOCKET;
-  head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(head), &descriptor, sizeof descriptor);
+  int given[2] = {};
+  std::size_t count = 0;
+  for (const int each : descriptors) {
+    if (each >= 0) given[count++] = each;
+  }
+  if (count > 0) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(count * sizeof(int));
+    std::memcpy(CMSG_DATA(head), given, count * sizeof(int));
+  }
   return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes);
 }
 
-bool receive_with_descriptor(int fd, void* data, std::size_t bytes, int& descriptor) {
+bool receive_with_descriptors(int fd, void* data, std::size_t bytes, Descriptors& descriptors) {
   iovec piece{data, bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};  // more than one: they must be closed, too
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(Descriptors))] = {};  // the kernel closes what does not fit
   msghdr message{};
   message.msg_iov = &piece;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  descriptor = -1;
+  const int error = errno;
+  descriptors.fill(-1);
+  std::size_t count = 0;
   for (cmsghdr* head = n < 0 ? nullptr : CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
     if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
     for (std::size_t at = 0; at + sizeof(int) <= head->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
       int each = -1;
       std::memcpy(&each, CMSG_DATA(head) + at, sizeof each);
-      if (descriptor < 0) descriptor = each;
+      if (count < descriptors.size()) descriptors[count++] = each;
       else ::close(each);
     }
   }
+  errno = error;
   return n == static_cast<ssize_t>(bytes);
 }
 

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -28,10 +29,11 @@ struct LocalAddress {
   socklen_t bytes = 0;
 };
 
-// A few bytes with a descriptor, over a Unix socket without waiting. False: not all of them. A descriptor that does not
-// arrive is -1.
-bool send_with_descriptor(int fd, const void* data, std::size_t bytes, int descriptor);
-bool receive_with_descriptor(int fd, void* data, std::size_t bytes, int& descriptor);
+// A few bytes with up to two descriptors (-1: none), over a Unix socket without waiting. False: not all bytes.
+// Descriptors that do not arrive are -1; the receiver closes those that do.
+using Descriptors = std::array<int, 2>;
+bool send_with_descriptors(int fd, const void* data, std::size_t bytes, const Descriptors& descriptors);
+bool receive_with_descriptors(int fd, void* data, std::size_t bytes, Descriptors& descriptors);
 
 // Options of a connected socket: no delay, and small fixed buffers where both ends are on one host.
 void prepare(int fd, int same_host_buffer);

@@ -253,6 +253,10 @@ class EngineEvent:
         """link_lost"""
 
     @property
+    def died(self) -> bool:
+        """link_lost: the neighbour's process has died, for certain"""
+
+    @property
     def text(self) -> str:
         """accepted: the remote address; closed, link_lost: the reason"""
 

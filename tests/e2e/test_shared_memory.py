@@ -200,3 +200,22 @@ def test_memory_is_shared_inside_a_process_too() -> None:
         for thread in threads:
             thread.join(60)
     assert in_memory == [2, 2]
+
+
+def heavy(me: ProgramContext) -> None:
+    """Train with much memory: the kernel frees it before it closes the connections of a process that was killed."""
+    ballast = np.ones(me.options["ballast_bytes"] // 8)
+    train(me)
+    del ballast
+
+
+def test_the_death_of_a_large_process_is_seen_before_its_connections_end(cluster: ProgramCluster) -> None:
+    master = cluster.start_master()
+    stays = start_training(cluster, 2, floats=100_000)
+    (victim,) = cluster.start_program(heavy, 1, world=1, floats=100_000, ballast_bytes=1 << 30)
+    step_with(victim, 3)
+    killed = victim.kill()
+    for peer in stays:
+        step_with(peer, 2, after=killed)
+    assert "its process has died, as peer" in master.expect_log("was lost:")
+    end_training(stays)

@@ -54,6 +54,7 @@ struct Report {
   PeerId peer = 0;
   bool outgoing = false;
   std::string text{};
+  bool died = false;  // link_lost: so has the neighbour's process
 };
 
 class Channel {
@@ -65,7 +66,8 @@ class Channel {
   // Lanes. What is named by its connection is one of them: ask has() first.
   void add_lane(Ns now, Lane lane);
   bool has(ConnId id) const { return find(id) != nullptr; }
-  void lost(ConnId id, std::string reason);
+  // `died`: the process at its other end has, for certain.
+  void lost(ConnId id, std::string reason, bool died = false);
   void close(ConnId id);
   // All lanes of a link, without a report: it was lost in another channel.
   void close_link(PeerId peer, bool outgoing);
@@ -175,7 +177,7 @@ class Channel {
   template <typename Visit>
   void for_lanes(Visit visit);
   void forget_lane(ConnId id);
-  void drop_link(Link& link, std::string reason);
+  void drop_link(Link& link, std::string reason, bool died = false);
   void report(Report report, bool is_urgent = true);
   void violation(Link& link, std::string reason);
 

@@ -32,6 +32,7 @@
 #include "ringfold/core.hpp"
 #include "ringfold/float_environment.hpp"
 #include "ringfold/lane_sockets.hpp"
+#include "ringfold/life.hpp"
 #include "ringfold/path_hints.hpp"
 #include "ringfold/worker.hpp"
 
@@ -194,6 +195,7 @@ class Engine {
   const std::uint32_t cores_;
   std::mutex mutex_;
   std::condition_variable events_ready_, ops_ready_, service_wanted_;
+  const std::unique_ptr<Life> life_;  // nullptr: not possible here; held by the service thread
   FollowedHints hints_;
   Core core_;
   int epoll_, wake_, listener_ = -1, local_listener_ = -1;

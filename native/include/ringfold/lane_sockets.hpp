@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ringfold/channel.hpp"
+#include "ringfold/life.hpp"
 #include "ringfold/shm_pipe.hpp"
 
 namespace ringfold {
@@ -30,7 +31,8 @@ struct Socket {
   int unsent = 0;        // how much the kernel may hold unsent, where it was limited
   Ns deadline = 0;
   std::unique_ptr<ShmPipe> pipe{};
-  bool offers = false;  // the pipe: the other side has not answered yet
+  std::shared_ptr<const LifeView> life{};  // of the process at the other end of the pipe; nullptr: unknown
+  bool offers = false;                     // the pipe: the other side has not answered yet
 };
 
 class LaneSockets {

@@ -70,10 +70,10 @@ void Channel::forget_lane(ConnId id) {
 }
 
 // A lane that shares its link with others: its loss is reported as that of one connection. Otherwise the link is lost.
-void Channel::lost(ConnId id, std::string reason) {
+void Channel::lost(ConnId id, std::string reason, bool died) {
   Link& link = link_of(id);
   if (!lane(id).sharing.shared || link.lanes().size() < 2) {
-    drop_link(link, std::move(reason));
+    drop_link(link, std::move(reason), died);
     return;
   }
   ++stats_.lanes_lost;
@@ -97,11 +97,12 @@ void Channel::close_link(PeerId peer, bool outgoing) {
 }
 
 // All lanes of the link are closed, and the loss is reported once.
-void Channel::drop_link(Link& link, std::string reason) {
+void Channel::drop_link(Link& link, std::string reason, bool died) {
   const PeerId peer = link.peer;
   const bool outgoing = link.outgoing;
   close_link(peer, outgoing);
-  report({.kind = Report::Kind::link_lost, .peer = peer, .outgoing = outgoing, .text = std::move(reason)});
+  report(
+      {.kind = Report::Kind::link_lost, .peer = peer, .outgoing = outgoing, .text = std::move(reason), .died = died});
 }
 
 void Channel::report(Report report, bool is_urgent) {

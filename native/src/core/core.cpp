@@ -255,6 +255,7 @@ void Core::on_report(Ns now, const Report& report) {
               .peer = report.peer,
               .outgoing = report.outgoing};
   event.text = report.text;
+  event.died = report.died;
   events_.push(std::move(event));
 }
 

@@ -39,6 +39,7 @@ std::uint32_t usable_cores() {
 Engine::Engine(EngineSettings settings)
     : settings_(std::move(settings)),
       cores_(usable_cores()),
+      life_(Life::create()),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lanes_(core_.channel(0), epoll_) {
@@ -105,6 +106,7 @@ void Engine::forked_child() {
   sockets_.clear();
   lanes_.close_all();
   for (const auto& worker : workers_) worker->forked_child();
+  if (life_) life_->forked_child();
   for (const auto& [fd, until] : greeters_) ::close(fd);
   greeters_.clear();
   for (int* fd : {&listener_, &local_listener_, &wake_, &epoll_}) {
@@ -399,6 +401,7 @@ bool Engine::wait(std::uint64_t id, Ns most) {
 
 void Engine::service() {
   const FloatEnvironment arithmetic;
+  if (life_) life_->hold();
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const Ns now = monotonic_now();
@@ -421,6 +424,7 @@ void Engine::service() {
     on_events(events, count, monotonic_now());
     yield_mutex(lock);
   }
+  if (life_) life_->let_go();
 }
 
 }  // namespace ringfold

@@ -105,6 +105,10 @@ bool LaneSockets::read_pipe(Socket& socket, Ns now) {
     channel_.lost(socket.conn, "its pipe says that more was written than fits");
     return true;
   }
+  if (used == 0 && socket.life && socket.life->has_died()) {
+    channel_.lost(socket.conn, "its process has died", true);
+    return true;
+  }
   if (used == 0) return false;
   socket.pipe->consume(used);
   ring(socket);

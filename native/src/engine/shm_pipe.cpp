@@ -1,9 +1,7 @@
 #include "ringfold/shm_pipe.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,9 +9,7 @@
 #include <new>
 #include <utility>
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
+#include "engine/sealed_file.hpp"
 
 namespace ringfold {
 namespace {
@@ -21,24 +17,6 @@ namespace {
 constexpr std::size_t page_bytes = 4096;
 constexpr std::size_t file_bytes = page_bytes + 2 * ShmPipe::capacity;
 constexpr std::size_t mapped_bytes = page_bytes + 4 * ShmPipe::capacity;
-constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-int make_file() {
-  // Kernels from 6.3 on warn without NOEXEC_SEAL, older ones do not know it.
-  int fd = ::memfd_create("ringfold-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-  if (fd < 0) fd = ::memfd_create("ringfold-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return -1;
-  if (::ftruncate(fd, static_cast<off_t>(file_bytes)) == 0 && ::fcntl(fd, F_ADD_SEALS, seals) == 0) return fd;
-  ::close(fd);
-  return -1;
-}
-
-bool is_as_made(int fd) {
-  struct stat facts{};
-  const int has = ::fcntl(fd, F_GET_SEALS);
-  return has >= 0 && (has & seals) == seals && (has & F_SEAL_WRITE) == 0 && ::fstat(fd, &facts) == 0 &&
-         S_ISREG(facts.st_mode) && facts.st_size == static_cast<off_t>(file_bytes);
-}
 
 // The page, then each FIFO twice in a row.
 std::byte* map_file(int fd) {
@@ -85,7 +63,7 @@ ShmPipe::ShmPipe(std::byte* memory, bool is_creator)
 }
 
 std::unique_ptr<ShmPipe> ShmPipe::create(int& fd) {
-  fd = make_file();
+  fd = make_sealed_file("ringfold-lane", file_bytes);
   if (fd < 0) return nullptr;
   std::byte* memory = map_file(fd);
   std::uint64_t word = 0;
@@ -100,7 +78,7 @@ std::unique_ptr<ShmPipe> ShmPipe::create(int& fd) {
 }
 
 std::unique_ptr<ShmPipe> ShmPipe::open(int fd) {
-  if (!is_as_made(fd)) return nullptr;
+  if (!is_sealed_file(fd, file_bytes)) return nullptr;
   std::byte* memory = map_file(fd);
   return memory == nullptr ? nullptr : std::unique_ptr<ShmPipe>(new ShmPipe(memory, false));
 }

@@ -38,6 +38,12 @@ void prepare_for_filler(int fd) {
   if (const auto rtt_us = min_rtt_us(fd); rtt_us && *rtt_us < low_rtt_us) use_congestion(fd, "reno");
 }
 
+void close_all(const net::Descriptors& descriptors) {
+  for (const int fd : descriptors) {
+    if (fd >= 0) ::close(fd);
+  }
+}
+
 }  // namespace
 
 std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, int tries) {
@@ -92,9 +98,9 @@ std::string Engine::listen_here() {
   return name;
 }
 
-// A peer of this host greets with 8 bytes, the word of the pipe that it offers, and with the pipe's descriptor. The
-// answer is one byte: 1 if the pipe will be used, otherwise the connection goes on without. A descriptor can be lost on
-// its way, by a security policy: that is no error.
+// A peer of this host greets with 8 bytes, the word of the pipe that it offers, and with the descriptors of the pipe
+// and of its life. The answer is one byte, 1 if the pipe will be used, with the descriptor of the other life. Otherwise
+// the connection goes on without. A descriptor can be lost on its way, by a security policy: that is no error.
 void Engine::accept_here() {
   while (true) {
     if (core_.unauthenticated() + greeters_.size() >= settings_.max_unauthenticated) {
@@ -115,13 +121,15 @@ void Engine::accept_here() {
 void Engine::on_greeting(int fd) {
   if (greeters_.erase(fd) == 0) return;
   std::uint64_t word = 0;
-  int offered = -1;
-  const bool greeted = net::receive_with_descriptor(fd, &word, sizeof word, offered);
-  std::unique_ptr<ShmPipe> pipe = offered >= 0 ? ShmPipe::open(offered) : nullptr;
-  if (offered >= 0) ::close(offered);
+  net::Descriptors offered;
+  const bool greeted = net::receive_with_descriptors(fd, &word, sizeof word, offered);
+  std::unique_ptr<ShmPipe> pipe = offered[0] >= 0 ? ShmPipe::open(offered[0]) : nullptr;
+  std::shared_ptr<const LifeView> life = offered[1] >= 0 ? LifeView::open(offered[1]) : nullptr;
+  close_all(offered);
   if (pipe && pipe->word() != word) pipe.reset();
   const char answer = pipe ? 1 : 0;
-  if (!greeted || ::send(fd, &answer, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
+  const net::Descriptors own = {pipe && life_ ? life_->fd() : -1, -1};
+  if (!greeted || !net::send_with_descriptors(fd, &answer, 1, own)) {
     ::close(fd);
     return;
   }
@@ -129,6 +137,7 @@ void Engine::on_greeting(int fd) {
   const ConnId conn = core_.open("this host", true);
   adopt(fd, conn, false, 0);
   sockets_[conn].pipe = std::move(pipe);
+  sockets_[conn].life = std::move(life);
 }
 
 // False: it cannot be reached this way.
@@ -140,7 +149,7 @@ bool Engine::dial_here(const std::string& name, ConnId conn, Ns deadline) {
   std::unique_ptr<ShmPipe> pipe;
   if (::connect(fd, address.at(), address.bytes) == 0) pipe = ShmPipe::create(offered);
   const std::uint64_t word = pipe ? pipe->word() : 0;
-  const bool greeted = pipe && net::send_with_descriptor(fd, &word, sizeof word, offered);
+  const bool greeted = pipe && net::send_with_descriptors(fd, &word, sizeof word, {offered, life_ ? life_->fd() : -1});
   if (offered >= 0) ::close(offered);
   if (!greeted) {
     ::close(fd);
@@ -155,9 +164,12 @@ bool Engine::dial_here(const std::string& name, ConnId conn, Ns deadline) {
 
 void Engine::on_answer(Socket& socket, Ns now) {
   char answer = 0;
-  const ssize_t n = ::recv(socket.fd, &answer, 1, MSG_DONTWAIT);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (n <= 0) {
+  net::Descriptors given;
+  const bool answered = net::receive_with_descriptors(socket.fd, &answer, 1, given);
+  if (!answered && (errno == EAGAIN || errno == EINTR)) return;
+  if (given[0] >= 0) socket.life = LifeView::open(given[0]);
+  close_all(given);
+  if (!answered) {
     const ConnId conn = socket.conn;
     core_.lost(now, conn, "closed by the other side");
     close_socket(conn);

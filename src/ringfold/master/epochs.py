@@ -138,6 +138,10 @@ class Epochs:
         edge = (message.source, message.target)
         if edge not in edges_of(group.ring) or peer.id not in edge:
             raise RemoteProtocolError(f"it lost a link {edge[0]} -> {edge[1]} that it does not have")
+        dead = self._run.peers.get(edge[0] if edge[1] == peer.id else edge[1])
+        if message.died and dead is not None and dead.member.host == peer.member.host:
+            self.lose(now, dead, f"its process has died, as peer {peer.id} on its host saw")
+            return
         if group.change is None:
             group.lost_links.setdefault(edge, BrokenLink(now, message.reason))
         elif group.phase is EpochPhase.ATTACHING:

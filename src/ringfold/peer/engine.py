@@ -245,7 +245,7 @@ def event_of(engine: Commands, event: EngineEvent, nonce: Callable[[], bytes]) -
         case "link_lost":
             link = (event.peer, event.outgoing)
             left = tuple(lane.conn for lane in engine.lanes() if (lane.peer, lane.outgoing) == link)
-            return LinkLost(event.peer, event.outgoing, event.text, left)
+            return LinkLost(event.peer, event.outgoing, event.text, left, event.died)
         case "mismatch":
             op = (event.epoch, event.tag, event.sequence)
             return OpMismatched(event.peer, *op, event.descriptor, event.other_descriptor)

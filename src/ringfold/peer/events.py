@@ -65,6 +65,8 @@ class LinkLost:
     outgoing: bool
     reason: str
     live_conns: tuple[int, ...] = ()
+    died: bool = False
+    """Whether the neighbour's process has died: the kernel said so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,8 +222,9 @@ class PeerMachine:
                 effects = self._message(now_ns, event)
             case Dialled() | DialFailed() | Opened() | Accepted() | Closed():
                 effects = self._connection(now_ns, event)
-            case LinkLost(peer, outgoing, reason, live_conns):
-                effects = self._report_lost(self._lanes.link_lost(now_ns, (outgoing, peer), live_conns, reason))
+            case LinkLost(peer, outgoing, reason, live_conns, died):
+                update = self._lanes.link_lost(now_ns, (outgoing, peer), live_conns, reason)
+                effects = self._report_lost(update, died=died)
             case OpMismatched() | OpTimedOut() | OpCancelled():
                 effects = self._op_report(event)
             case BlocksReceived():
@@ -319,13 +320,14 @@ class PeerMachine:
             return self._channels.report(now_ns, *outcome)
         return self._report_lost(self._lanes.closed(now_ns, conn, reason))
 
-    def _report_lost(self, update: LaneUpdate) -> list[Effect]:
+    def _report_lost(self, update: LaneUpdate, *, died: bool = False) -> list[Effect]:
         """Report lost links to the master, but only those of an epoch that runs: a seal outdates them."""
         effects = update.effects
         if self.is_running:
             for lost in update.lost:
                 source, target = self._lanes.ends((lost.outgoing, lost.peer))
-                effects += self._send_to_master(messages.LinkLost(self.engine_epoch, source, target, lost.reason))
+                loss = messages.LinkLost(self.engine_epoch, source, target, lost.reason, died)
+                effects += self._send_to_master(loss)
         return effects
 
     def _install_if_attached(self, now_ns: int) -> list[Effect]:

@@ -584,12 +584,16 @@ class Installed(Message, frozen=True, tag="installed"):
 
 
 class LinkLost(Message, frozen=True, tag="link_lost"):
-    """A lane of the installed epoch broke although the neighbour may be alive."""
+    """A lane of the installed epoch broke although the neighbour may be alive.
+
+    With `died` it is not: its kernel has marked it, while it still frees its memory and keeps its connections open.
+    """
 
     epoch: Epoch
     source: PeerId
     target: PeerId
     reason: str
+    died: bool = False
 
 
 # Shared state

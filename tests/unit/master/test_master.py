@@ -178,6 +178,32 @@ def test_heartbeats_and_done_of_unauthenticated_clients_are_refused() -> None:
         assert harness.closed() == [1]
 
 
+def test_a_neighbour_that_died_is_lost_at_once() -> None:
+    """Its own connection ends only when the kernel has freed its memory."""
+    harness = MasterHarness()
+    harness.ring(3)
+    harness.receive(1, m.LinkLost(2, 1, 2, "its process has died", died=True))
+    assert 2 in harness.closed()
+    assert [gone.how for gone in harness.notices(PeerGone)] == ["lost"]  # type: ignore[attr-defined]
+    harness.seal_and_attach(2, [1, 3], [1, 3])
+    assert [member.peer for member in harness.record(1).members] == [1, 3]
+    harness.receive(3, m.LinkLost(3, 3, 2, "its process has died", died=True))
+    assert 3 in harness.closed(), "it has no such link"
+
+
+def test_only_a_peer_of_the_same_host_can_know_of_a_death() -> None:
+    harness = MasterHarness()
+    for conn, host in ((1, "a"), (2, "b")):
+        harness.open(conn)
+        harness.conns.append(conn)
+        harness.receive(conn, hello(conn, host=host))
+    harness.receive(1, m.Attached(1))
+    harness.receive(1, m.Vote(1, "update", 1))
+    harness.seal_and_attach(1, [1], [1, 2])
+    harness.receive(1, m.LinkLost(2, 1, 2, "its process has died", died=True))
+    assert 2 not in harness.closed()
+
+
 def test_the_oldest_unproven_connection_makes_room() -> None:
     harness = MasterHarness(max_unproven=3)
     harness.ring(1)

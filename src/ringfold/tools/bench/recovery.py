@@ -5,6 +5,9 @@ survivor has committed an op without it; the figure is the time from just before
 commit. Then a new peer takes the place of the killed one, and the next round begins when all have committed an op with
 it.
 
+With `--resident` the peers that are killed have so much in memory. The kernel frees that before it closes their
+connections; neighbours that share memory with them see the death before.
+
 *failover*: peers reduce without a pause, with evidence by the master, so that no op can end without one. The parent
 kills the leader at a random instant.
 
@@ -30,6 +33,7 @@ from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, spread
 from ringfold.tools.cluster import LocalCluster, ProcessFailed, free_port
 
+TRANSPORTS = {"shm": "auto", "tcp": "tcp"}
 WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
 REPLY_S = 30.0
@@ -38,6 +42,8 @@ COLUMNS = (
     Column("what", "signal"),
     Column("peers", "peers"),
     Column("size", "size_bytes", reports.size_text),
+    Column("resident", "resident_bytes", reports.size_text),
+    Column("by", "transport"),
     Column("times", "count"),
     Column("median", "median_us", microseconds),
     Column("p90", "p90_us", microseconds),
@@ -54,27 +60,36 @@ def command(
     stops: Annotated[int, typer.Option(help="How often a peer is frozen, with --stop.", min=1)] = 3,
     evict_after_ms: Annotated[int, typer.Option(help="Silence after which the master evicts.", min=1_001)] = 5_000,
     seed: Annotated[int, typer.Option(help="Decides which peer is killed, and after how long.")] = 1,
+    resident: Annotated[
+        str, typer.Option(help="Bytes that the peers to be killed have in memory; with any, the last one is killed.")
+    ] = "0",
+    transport: Annotated[str, typer.Option(help="What carries lanes: shm (shared memory) or tcp.")] = "shm",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Time from the end of a peer to the survivors' next committed op."""
     rounds = stops if stop else kills
+    if transport not in TRANSPORTS:
+        raise typer.BadParameter(f"--transport knows {', '.join(TRANSPORTS)}, not {transport}")
     taken: list[int] = []
     with reports.guarded(as_json=as_json) as progress, LocalCluster() as cluster:
         task = progress.add_task("starting", total=rounds)
-        run = RecoveryRun(cluster, peers, size_bytes(size), evict_after_ms)
+        memory = 0 if resident == "0" else size_bytes(resident)
+        run = RecoveryRun(cluster, peers, size_bytes(size), evict_after_ms, memory, TRANSPORTS[transport])
         generator = np.random.default_rng(seed)
         for _ in progress.track(range(rounds), task_id=task, description="freezing" if stop else "killing"):
             cluster.pause(float(generator.uniform(0.05, 0.15)))
-            victim = run.names[int(generator.integers(peers))]
+            victim = run.names[-1 if memory else int(generator.integers(peers))]
             taken.append(run.lose(victim, freeze=stop))
             run.replace(victim)
     row: Row = {"signal": "SIGSTOP" if stop else "SIGKILL", "peers": peers, "size_bytes": size_bytes(size)}
+    row |= {"resident_bytes": memory, "transport": transport}
     row.update(spread(taken))
     if stop:
         row["evict_after_ms"] = evict_after_ms
         row["worst_beyond_eviction_us"] = max(taken) / 1_000 - evict_after_ms * 1_000
     settings: dict[str, object] = {"peers": peers, "size": size, "rounds": rounds, "seed": seed}
+    settings |= {"resident": resident, "transport": transport}
     result = reports.report("recovery", settings, [row])
     result.samples_ms["recovery"] = [one / 1e6 for one in taken]
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
@@ -83,14 +98,23 @@ def command(
 class RecoveryRun:
     """A master and peers that reduce without a pause. `names` are the peers alive."""
 
-    def __init__(self, cluster: LocalCluster, peers: int, size: int, evict_after_ms: int) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        peers: int,
+        size: int,
+        evict_after_ms: int,
+        resident: int = 0,
+        transport: str = "auto",
+    ) -> None:
         self._cluster, self._peers, self._size = cluster, peers, size
+        self._resident, self._env = resident, {"RINGFOLD_TRANSPORT": transport}
         self._evict_after_s = evict_after_ms / 1_000
         self._where = cluster.start_master(evict_after_ms=evict_after_ms).address
         self._started = 0
         self.names: list[str] = []
-        for _ in range(peers):
-            self._start(founders=peers)
+        for number in range(peers):
+            self._start(founders=peers, resident=resident if number == peers - 1 else 0)
         cluster.wait_connected(self.names, START_S)
         self._wait_for(peers, START_S)
 
@@ -106,14 +130,14 @@ class RecoveryRun:
 
     def replace(self, victim: str) -> None:
         """Start a peer in the lost one's place, and wait until everybody has committed an op with it."""
-        self._start(founders=0)
+        self._start(founders=0, resident=self._resident)
         self._cluster.wait_connected(self.names, START_S)
         self._wait_for(self._peers, START_S)
 
-    def _start(self, founders: int) -> None:
+    def _start(self, founders: int, resident: int) -> None:
         name = f"peer-{self._started}"
         self._started += 1
-        self._cluster.start_worker(name, WORKER, "recovery", self._where, self._size, founders)
+        self._cluster.start_worker(name, WORKER, "recovery", self._where, self._size, founders, resident, env=self._env)
         self.names.append(name)
 
     def _wait_for(self, contributors: int, timeout_s: float) -> int:

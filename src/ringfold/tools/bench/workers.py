@@ -69,8 +69,12 @@ def next_order(channel: Channel) -> Message:
 # Peers of a run
 
 
-def recovery(channel: Channel, where: str, size: int, founders: int) -> None:
-    """Reduce forever, admit newcomers, and report the instant of every commit whose number of peers is a new one."""
+def recovery(channel: Channel, where: str, size: int, founders: int, resident: int) -> None:
+    """Reduce forever, admit newcomers, and report the instant of every commit whose number of peers is a new one.
+
+    `resident` bytes more are in memory meanwhile, as a model is.
+    """
+    model = np.ones(resident // 8)
     run = rf.join(where)
     while run.group_size < founders:
         run.update_topology(min_world=founders)
@@ -83,6 +87,7 @@ def recovery(channel: Channel, where: str, size: int, founders: int) -> None:
         world = len(info.contributors)
         if not (buffer[0] == buffer[buffer.size // 2] == buffer[-1] == world):
             raise AssertionError(f"{world} contributed ones, but the sum is {buffer[0]} to {buffer[-1]}")
+        assert model.size == resident // 8
         if world != contributors:
             contributors = world
             channel.send({"contributors": contributors, "at_ns": at})
@@ -505,7 +510,9 @@ def busy_core(channel: Channel, core: int) -> None:
 
 
 WORKERS: dict[str, Callable[..., None]] = {
-    "recovery": lambda channel, where, size, founders: recovery(channel, where, int(size), int(founders)),
+    "recovery": lambda channel, where, size, founders, resident: recovery(
+        channel, where, int(size), int(founders), int(resident)
+    ),
     "failover": lambda channel, where, size, founders: failover(channel, where, int(size), int(founders)),
     "join": lambda channel, where, founders: join(channel, where, int(founders)),
     "memory": lambda channel, where, size, founders: memory(channel, where, int(size), int(founders)),
