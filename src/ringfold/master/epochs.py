@@ -25,7 +25,7 @@ from ringfold.master.events import Ns
 from ringfold.master.run import AwayMember, BrokenLink, EpochChange, Group, Peer, Run
 from ringfold.master.states import EpochPhase, Membership
 from ringfold.master.verdicts import Cause, Collector, broken_edge, joining, lost, summary
-from ringfold.topology.ring import Edge, edges_of, ring_order
+from ringfold.topology.ring import Edge, edges_of, ring_order, with_newcomers
 from ringfold.units import MS
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import DESCRIPTOR_BYTES
@@ -297,7 +297,8 @@ class Epochs:
         """The ring of the next epoch. Evicts members until there is one that uses no bad edge."""
         while True:
             staying = [peer.id for peer in self._run.live(group) if peer.membership is not Membership.LEAVING]
-            candidates = staying + sorted(change.admitted)
+            hosts = {peer.id: peer.member.host for peer in self._run.peers.values()}
+            candidates = with_newcomers(staying, sorted(change.admitted), hosts)
             if sorted(group.wanted_ring) == sorted(candidates):
                 candidates = list(group.wanted_ring)
             bad = group.edges.bad()

@@ -10,7 +10,7 @@ remembers dead ends (the set of used members, and the last one), so it visits at
 to EXACT_MEMBERS, and bounded by STEP_BUDGET beyond.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 Edge = tuple[int, int]
 
@@ -33,6 +33,15 @@ def ring_order(preferred: Sequence[int], bad_edges: Set[Edge]) -> list[int] | No
         start = repaired.index(ring[0])
         return repaired[start:] + repaired[:start]
     return _search(ring, bad_edges)
+
+
+def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], hosts: Mapping[int, str]) -> list[int]:
+    """The ring with these members, each after the last one of its host: most links then stay inside of hosts."""
+    joined = list(ring)
+    for newcomer in newcomers:
+        local = [at for at, member in enumerate(joined) if hosts[member] == hosts[newcomer]]
+        joined.insert(local[-1] + 1 if local else len(joined), newcomer)
+    return joined
 
 
 def edges_of(ring: Sequence[int]) -> list[Edge]:

@@ -2,10 +2,11 @@
 
 from itertools import permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfold.topology.ring import Edge, edges_of, ring_order
+from ringfold.topology.ring import Edge, edges_of, ring_order, with_newcomers
 
 
 def both_ways(*pairs: Edge) -> set[Edge]:
@@ -67,3 +68,20 @@ def test_ten_members_are_solved_exactly(data: st.DataObject) -> None:
     hidden = [0, *data.draw(st.permutations(members[1:]))]
     bad = {(a, b) for a in members for b in members if a != b} - set(edges_of(hidden))
     assert ring_order(members, bad) == hidden
+
+
+@pytest.mark.parametrize(
+    ("ring", "newcomers", "expected"),
+    [
+        ([], [1, 2, 3], [1, 3, 2]),
+        ([1, 2], [3, 4], [1, 3, 2, 4]),
+        ([2, 1], [3], [2, 1, 3]),
+        ([1, 3, 2, 4], [5, 7], [1, 3, 5, 7, 2, 4]),
+        ([4, 1], [], [4, 1]),
+    ],
+)
+def test_newcomers_stand_beside_the_members_of_their_host(
+    ring: list[int], newcomers: list[int], expected: list[int]
+) -> None:
+    hosts = {peer: "odd" if peer % 2 else "even" for peer in range(1, 8)}
+    assert with_newcomers(ring, newcomers, hosts) == expected

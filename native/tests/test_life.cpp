@@ -1,0 +1,70 @@
+// A process that dies is seen to die by those who have mapped its life, and one that ends regularly is not.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+
+#include "check.hpp"
+#include "ringfold/life.hpp"
+
+using namespace ringfold;
+
+namespace {
+
+template <typename Work>
+pid_t child(Work work) {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  work();
+  ::_exit(0);
+}
+
+TEST(a_regular_end_is_no_death) {
+  auto life = Life::create();
+  CHECK(life != nullptr);
+  const auto view = LifeView::open(life->fd());
+  CHECK(view != nullptr && !view->has_died());
+  life->hold();
+  CHECK(!view->has_died());
+  life->let_go();
+  CHECK(!view->has_died());
+  life.reset();
+  CHECK(!view->has_died());
+}
+
+TEST(a_killed_process_has_died) {
+  int ready[2], sent[2];
+  CHECK(::pipe(ready) == 0 && ::pipe(sent) == 0);
+  // The child makes it, and the parent opens the child's descriptor by way of /proc: as good as a passed one.
+  const pid_t pid = child([&] {
+    const auto life = Life::create();
+    life->hold();
+    const int fd = life->fd();
+    [[maybe_unused]] auto n = ::write(ready[1], &fd, sizeof fd);
+    char any = 0;
+    n = ::read(sent[0], &any, 1);
+  });
+  int fd = -1;
+  CHECK(::read(ready[0], &fd, sizeof fd) == sizeof fd);
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  const int mine = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const auto view = LifeView::open(mine);
+  ::close(mine);
+  CHECK(view != nullptr && !view->has_died());
+  ::kill(pid, SIGKILL);
+  int status = 0;
+  CHECK(::waitpid(pid, &status, 0) == pid && view->has_died());
+  for (const int each : {ready[0], ready[1], sent[0], sent[1]}) ::close(each);
+}
+
+TEST(another_file_is_no_life) {
+  const int plain = ::memfd_create("test", MFD_CLOEXEC);
+  CHECK(::ftruncate(plain, 4096) == 0 && LifeView::open(plain) == nullptr);
+  ::close(plain);
+  CHECK(LifeView::open(-1) == nullptr);
+}
+
+}  // namespace
