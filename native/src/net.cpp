@@ -87,7 +87,7 @@ bool receive_with_descriptors(int fd, void* data, std::size_t bytes, Descriptors
       else ::close(each);
     }
   }
-  errno = error;
+  errno = n == 0 ? ECONNRESET : error;
   return n == static_cast<ssize_t>(bytes);
 }
 

@@ -244,6 +244,36 @@ TEST(ops_that_are_not_cut_use_all_channels) {
   }
 }
 
+// Large enough that segments are shorter than the epoch's, in rings whose chunks do not divide evenly: no element may
+// be cut.
+TEST(no_element_is_cut_whatever_the_ring_and_its_segments_are) {
+  struct Case {
+    std::size_t ranks, segment, count;
+    std::uint32_t channels;
+  };
+  const Case cases[] = {{3, 1 << 20, 7'000'001, 2}, {3, 1 << 20, 7'000'003, 4}, {4, 1 << 18, 3'000'001, 3},
+                        {3, 100'001, 200'000, 1},   {2, 100'001, 200'000, 2},   {5, 33, 10'000, 2}};
+  for (const Case& each : cases) {
+    Ring ring(each.ranks, 1, 0, each.segment, 1, false, each.channels);
+    ring.install(1);
+    std::vector<std::vector<float>> data(each.ranks, std::vector<float>(each.count));
+    for (std::size_t r = 0; r < each.ranks; ++r) {
+      for (std::size_t at = 0; at < each.count; ++at) data[r][at] = static_cast<float>((at % 1009) * (r + 1));
+    }
+    std::vector<std::uint64_t> ids;
+    for (std::size_t r = 0; r < each.ranks; ++r) ids.push_back(ring.core(r).submit(1, call(data[r])));
+    ring.run();
+    const float sum = static_cast<float>(each.ranks * (each.ranks + 1) / 2);
+    for (std::size_t r = 0; r < each.ranks; ++r) {
+      CHECK(ok(ring.core(r), ids[r]));
+      std::size_t wrong = 0;
+      for (std::size_t at = 0; at < each.count; ++at) wrong += data[r][at] != static_cast<float>(at % 1009) * sum;
+      CHECK_MESSAGE(wrong == 0, "%zu ranks, segments of %zu, %u channels: %zu values are wrong", each.ranks,
+                    each.segment, each.channels, wrong);
+    }
+  }
+}
+
 // The link is lost as a whole, and once.
 TEST(a_lane_that_breaks_in_one_channel_ends_the_link_in_all) {
   Ring ring(2, 1, 0, 256, 1, false, 3);

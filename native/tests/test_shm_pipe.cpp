@@ -78,7 +78,7 @@ TEST(a_sleeper_is_woken_once_and_only_for_what_it_waits_for) {
   Ends ends;
   const auto bytes = pattern(100, 6);
   ends.other->readable();
-  CHECK(ends.other->prepare_sleep(true, false) && ends.other->is_prepared());
+  CHECK(ends.other->prepare_sleep(true, false) && ends.other->is_prepared(false) && !ends.other->is_prepared(true));
   CHECK(write(*ends.one, bytes) == 100 && ends.one->take_wake());
   CHECK(write(*ends.one, bytes) == 100 && !ends.one->take_wake());
   ends.other->end_sleep();

@@ -96,7 +96,9 @@ class Channel {
   void sent(Ns now, ConnId id, std::size_t bytes);
   std::vector<ConnId> take_dirty();
   bool has_dirty() const { return !flush_.empty(); }
-  void touch(ConnId id) { flush_.add(lane(id)); }
+  void touch(ConnId id) {
+    if (has(id)) flush_.add(lane(id));
+  }
   void acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt);
   // Whether payload may come on a lane; between two peers one direction of each lane is nearly silent.
   bool expects(ConnId id) const { return !lane(id).outgoing || epoch_.size() > 2; }

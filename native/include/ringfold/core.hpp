@@ -124,6 +124,8 @@ class Core {
   void fill(ConnId conn, bool on);
   void sample(Ns now, ConnId conn, Ns every);
   bool is_bulk(ConnId conn) const;
+  // A connection that is no lane.
+  bool is_message(ConnId conn) const { return conns_.contains(conn); }
   bool is_control(ConnId conn) const { return conn == control_.conn(); }
   std::vector<ConnId> take_filling() { return std::exchange(filling_, {}); }
   void forget_blocks();

@@ -125,8 +125,10 @@ class Engine {
     Standstill& operator=(const Standstill&) = delete;
 
    private:
+    friend class Engine;
+
     Engine& engine_;
-    const std::size_t workers_;  // one that is made meanwhile has not started
+    std::size_t workers_;  // that stand still, those that are made meanwhile included
   };
 
   // The mutex, fair against a driver that holds it most of the time.
@@ -162,14 +164,15 @@ class Engine {
   void on_ready(const epoll_event& event, Ns now);
   void on_events(const epoll_event* events, int count, Ns now);
   void read_some(Socket& socket, Ns now);
+  bool flush_messages(Socket& socket, Ns now);
   bool flush_dirty(Ns now);
   bool arm();
   void settle_channels();
   void settle_if_wanted(Ns now);
-  void settle_sockets(const Standstill& still);
+  void settle_sockets(Standstill& still);
   void resume_reading();
-  void take_lane(const LaneInfo& lane);
-  Worker& worker_of(std::uint32_t channel);
+  void take_lane(const LaneInfo& lane, Standstill& still);
+  Worker& worker_of(std::uint32_t channel, Standstill& still);
   void close_socket(ConnId conn);
   void accept_all();
   void accept_here();

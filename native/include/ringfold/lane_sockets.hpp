@@ -50,6 +50,8 @@ class LaneSockets {
   // False: it is none of these.
   bool close(ConnId conn);
   void close_all();
+  // In the child of a fork: the descriptors are closed, and the pipes were not inherited.
+  void forked_child();
 
   // Moves what can be moved without waiting, of each lane in its turn, until `stops` is not 0. True: something moved.
   bool poll(Ns now, const std::atomic<int>& stops);
@@ -85,6 +87,7 @@ class LaneSockets {
   const int epoll_;
   std::vector<Socket> sockets_;  // they are few
   Ns last_look_ = 0, last_ack_check_ = 0;
+  std::uint32_t polls_ = 0;
 };
 
 }  // namespace ringfold

@@ -2,7 +2,7 @@
 //
 // The kernel closes a dead process's sockets only after it has freed its memory: about 80 ms for each GiB. But before
 // that it marks every robust mutex that one of its threads held. So a process holds one as long as it lives, in a page
-// that its neighbours have mapped.
+// that its neighbours have mapped. They can only read it: a mutex has pointers in it.
 #pragma once
 
 #include <memory>

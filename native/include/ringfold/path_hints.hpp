@@ -4,7 +4,8 @@
 // turn (`look`: is the agent alive, has a hint changed?) and reads the slot's word before each segment (`read`). An
 // agent that is stale or gone, and a slot that has another owner by now, mean that there is no advice: lanes just pull.
 //
-// All under the engine's mutex. Nothing here waits, and nothing throws but for want of memory.
+// Reading is for every channel at any time, all else for when they stand still. Nothing here waits, and nothing throws
+// but for want of memory.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,9 @@
 //
 // Each FIFO has one writer and one reader. A position counts bytes since the beginning and is written by one side only;
 // each side keeps its own one privately and never reads it back. So the other side can spoil numbers, not memory: what
-// it writes is checked before it is used (`is_broken`), and the file is sealed against shrinking and growing, so that
-// no access can fail. A writer that dies in the middle of a frame has not moved its position: its bytes are never seen.
+// it writes is checked before it is used (`is_broken`), and the file has all its memory and is sealed against shrinking
+// and growing, so that no access can fail. A writer that dies in the middle of a frame has not moved its position: its
+// bytes are never seen.
 //
 // The data is mapped twice in a row, so every stretch of it is contiguous.
 //
@@ -36,6 +37,9 @@ class ShmPipe {
   ShmPipe(const ShmPipe&) = delete;
   ShmPipe& operator=(const ShmPipe&) = delete;
 
+  // In the child of a fork, which has not inherited the memory.
+  void abandon() { is_abandoned_ = true; }
+
   // A number that only those who have mapped it can know.
   std::uint64_t word() const;
 
@@ -45,7 +49,7 @@ class ShmPipe {
   // Writes as much as there is room for, and returns how much.
   std::size_t write(const iovec* pieces, std::size_t count);
   // Bytes that the other side has not consumed.
-  std::size_t unread();
+  std::size_t unread() const;
   // The other side has written a position that cannot be.
   bool is_broken() const { return is_broken_; }
 
@@ -53,7 +57,7 @@ class ShmPipe {
   // waits for is there already.
   bool prepare_sleep(bool for_data, bool for_room);
   void end_sleep();
-  bool is_prepared() const { return is_prepared_; }
+  bool is_prepared(bool for_room) const { return is_prepared_ && (!for_room || is_prepared_for_room_); }
   // Whether the other side sleeps, and has to be woken for what was written or consumed since the last call.
   bool take_wake();
 
@@ -72,7 +76,7 @@ class ShmPipe {
   std::uint64_t written_ = 0, read_ = 0;            // own positions
   std::uint64_t seen_written_ = 0, seen_read_ = 0;  // the other side's, as they were last looked at
   bool has_written_ = false, has_consumed_ = false;
-  bool is_prepared_ = false, is_broken_ = false;
+  bool is_prepared_ = false, is_prepared_for_room_ = false, is_broken_ = false, is_abandoned_ = false;
 };
 
 }  // namespace ringfold

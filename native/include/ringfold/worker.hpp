@@ -22,7 +22,8 @@ void lock_soon(std::mutex& mutex);
 
 class Worker {
  public:
-  // `settle` is called when the channel wants the core, from the worker's thread.
+  // It stands still until go_on(). `settle` is called when the channel wants the core, from the worker's thread. Throws
+  // std::runtime_error, or std::system_error, where there is no descriptor or no thread left.
   Worker(Channel& channel, Ns spin, std::function<void()> settle);
   ~Worker();
   Worker(const Worker&) = delete;
@@ -30,7 +31,6 @@ class Worker {
 
   // The lanes, and the channel: for who has stopped the worker.
   LaneSockets& lanes() { return lanes_; }
-  void start();
 
   // Two steps, so that several workers come to a stop at the same time. After wait_until_stopped() it stands still
   // until go_on().

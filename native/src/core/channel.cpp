@@ -560,8 +560,10 @@ void Channel::pull(Link& link, Lane& to) {
 }
 
 std::size_t Channel::gather(ConnId id, iovec* out, std::size_t most) {
-  Lane& to = lane(id);
-  if (to.mark_sent == epoch_.number()) pull(link_of(id), to);
+  const Place* place = find(id);
+  if (place == nullptr) return 0;  // what was sent last may have ended it
+  Lane& to = *place->lane;
+  if (to.mark_sent == epoch_.number()) pull(*place->link, to);
   return to.tx.gather(out, most);
 }
 

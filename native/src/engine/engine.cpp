@@ -102,9 +102,12 @@ void Engine::forked_child() {
   for_fork_.reset();
   mutex_.unlock();
   forked_ = true;
-  for (auto& [conn, socket] : sockets_) ::close(socket.fd);
+  for (auto& [conn, socket] : sockets_) {
+    ::close(socket.fd);
+    if (socket.pipe) socket.pipe->abandon();
+  }
   sockets_.clear();
-  lanes_.close_all();
+  lanes_.forked_child();
   for (const auto& worker : workers_) worker->forked_child();
   if (life_) life_->forked_child();
   for (const auto& [fd, until] : greeters_) ::close(fd);
@@ -305,7 +308,7 @@ void Engine::tick(Ns now) {
     ::close(fd);
     greeters_.erase(fd);
   }
-  const Standstill still(*this);
+  Standstill still(*this);
   core_.tick(now);
   std::vector<ConnId> late;
   for (auto& [conn, socket] : sockets_) {

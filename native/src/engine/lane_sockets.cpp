@@ -52,7 +52,8 @@ void prepare_shared(int fd, Ns master_dead_after) {
 
 void LaneSockets::add(Socket socket, const LaneInfo& lane, const std::string& congestion, Ns dead_after) {
   if (socket.pipe) {
-    channel_.set_in_memory(socket.conn);
+    if (channel_.has(socket.conn))
+      channel_.set_in_memory(socket.conn);  // what came with its handshake may have ended it
   } else {
     choose_congestion(socket.fd, lane.paths, congestion);
     if (lane.shared) prepare_shared(socket.fd, dead_after);
@@ -72,6 +73,13 @@ bool LaneSockets::close(ConnId conn) {
   ::close(found->fd);
   sockets_.erase(sockets_.begin() + (found - sockets_.data()));
   return true;
+}
+
+void LaneSockets::forked_child() {
+  for (Socket& socket : sockets_) {
+    if (socket.pipe) socket.pipe->abandon();
+  }
+  close_all();
 }
 
 void LaneSockets::close_all() {
@@ -100,11 +108,13 @@ bool LaneSockets::read_pipe(Socket& socket, Ns now) {
     return false;
   }
   const auto bytes = socket.pipe->readable();
-  const std::size_t used = bytes.empty() ? 0 : channel_.take(now, socket.conn, bytes, longest_in_place);
   if (socket.pipe->is_broken()) {
-    channel_.lost(socket.conn, "its pipe says that more was written than fits");
+    channel_.lost(socket.conn, "a position of its pipe cannot be");
     return true;
   }
+  const std::size_t used = bytes.empty() ? 0 : channel_.take(now, socket.conn, bytes, longest_in_place);
+  if (!channel_.has(socket.conn)) return true;
+  socket.reading = !channel_.receive_space(socket.conn).empty();
   if (used == 0 && socket.life && socket.life->has_died()) {
     channel_.lost(socket.conn, "its process has died", true);
     return true;
@@ -152,10 +162,11 @@ void LaneSockets::ring(Socket& socket) {
 
 bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
   bool progressed = false;
+  const bool all = ++polls_ % 8 == 0;  // now and then also where little comes
   for (Socket& socket : sockets_) {
     if (stops.load(std::memory_order_relaxed) > 0) return true;
     if (!channel_.has(socket.conn)) continue;
-    if (socket.reading && (socket.pipe || channel_.expects(socket.conn))) progressed |= read(socket, now);
+    if (socket.reading && (socket.pipe || all || channel_.expects(socket.conn))) progressed |= read(socket, now);
     if (!socket.blocked || !channel_.has(socket.conn)) continue;
     socket.blocked = false;
     progressed |= flush(socket, now);
@@ -190,8 +201,7 @@ void LaneSockets::on_ready(ConnId conn, std::uint32_t events, Ns now) {
     char bytes[256];
     const ssize_t n = ::recv(socket->fd, bytes, sizeof bytes, MSG_DONTWAIT);
     const int error = errno;
-    while (channel_.has(conn) && socket->reading && read_pipe(*socket, now)) {
-    }
+    if (socket->reading) read_pipe(*socket, now);
     if (channel_.has(conn) && std::exchange(socket->blocked, false)) flush_pipe(*socket, now);
     if (!channel_.has(conn) || n > 0 || (n < 0 && (error == EAGAIN || error == EINTR))) return;
     // What it wrote before its end has been read, unless the lane is held.
@@ -228,7 +238,7 @@ void LaneSockets::disarm() {
 
 bool LaneSockets::has_unsent() const {
   return channel_.has_dirty() || std::any_of(sockets_.begin(), sockets_.end(), [](const Socket& each) {
-           return each.pipe ? !each.pipe->is_prepared() : each.blocked != each.armed;
+           return each.pipe ? !each.pipe->is_prepared(each.blocked) : each.blocked != each.armed;
          });
 }
 

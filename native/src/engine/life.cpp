@@ -25,7 +25,7 @@ std::uint32_t word_of(const void* page) {
 }  // namespace
 
 std::unique_ptr<Life> Life::create() {
-  const int fd = make_sealed_file("ringfold-life", page_bytes);
+  const int fd = make_file("ringfold-life", page_bytes);
   if (fd < 0) return nullptr;
   void* page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   pthread_mutexattr_t kind;
@@ -33,7 +33,7 @@ std::unique_ptr<Life> Life::create() {
   const bool made = page != MAP_FAILED && ::madvise(page, page_bytes, MADV_DONTFORK) == 0 &&
                     ::pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED) == 0 &&
                     ::pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST) == 0 &&
-                    ::pthread_mutex_init(static_cast<pthread_mutex_t*>(page), &kind) == 0;
+                    ::pthread_mutex_init(static_cast<pthread_mutex_t*>(page), &kind) == 0 && seal_file(fd, true);
   ::pthread_mutexattr_destroy(&kind);
   if (made) return std::unique_ptr<Life>(new Life(fd, page));
   if (page != MAP_FAILED) ::munmap(page, page_bytes);
@@ -60,7 +60,6 @@ std::shared_ptr<const LifeView> LifeView::open(int fd) {
   if (!is_sealed_file(fd, page_bytes)) return nullptr;
   const void* page = ::mmap(nullptr, page_bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (page == MAP_FAILED) return nullptr;
-  ::madvise(const_cast<void*>(page), page_bytes, MADV_DONTFORK);
   return std::shared_ptr<const LifeView>(new LifeView(page));
 }
 

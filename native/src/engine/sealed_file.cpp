@@ -8,6 +8,9 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 
 namespace ringfold {
 namespace {
@@ -16,14 +19,18 @@ constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
-int make_sealed_file(const char* name, std::size_t bytes) {
+int make_file(const char* name, std::size_t bytes) {
   // Kernels from 6.3 on warn without NOEXEC_SEAL, older ones do not know it.
   int fd = ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
   if (fd < 0) fd = ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return -1;
-  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0 && ::fcntl(fd, F_ADD_SEALS, seals) == 0) return fd;
+  if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return fd;
   ::close(fd);
   return -1;
+}
+
+bool seal_file(int fd, bool for_others_read_only) {
+  return ::fcntl(fd, F_ADD_SEALS, for_others_read_only ? seals | F_SEAL_FUTURE_WRITE : seals) == 0;
 }
 
 bool is_sealed_file(int fd, std::size_t bytes) {

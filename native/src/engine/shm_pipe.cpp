@@ -14,7 +14,7 @@
 namespace ringfold {
 namespace {
 
-constexpr std::size_t page_bytes = 4096;
+constexpr std::size_t page_bytes = 64 * 1024;  // a page is no longer anywhere
 constexpr std::size_t file_bytes = page_bytes + 2 * ShmPipe::capacity;
 constexpr std::size_t mapped_bytes = page_bytes + 4 * ShmPipe::capacity;
 
@@ -63,11 +63,12 @@ ShmPipe::ShmPipe(std::byte* memory, bool is_creator)
 }
 
 std::unique_ptr<ShmPipe> ShmPipe::create(int& fd) {
-  fd = make_sealed_file("ringfold-lane", file_bytes);
+  fd = make_file("ringfold-lane", file_bytes);
   if (fd < 0) return nullptr;
   std::byte* memory = map_file(fd);
   std::uint64_t word = 0;
-  if (memory != nullptr && ::getrandom(&word, sizeof word, 0) == static_cast<ssize_t>(sizeof word)) {
+  if (memory != nullptr && seal_file(fd, false) &&
+      ::getrandom(&word, sizeof word, 0) == static_cast<ssize_t>(sizeof word)) {
     std::unique_ptr<ShmPipe> pipe(new ShmPipe(memory, true));
     pipe->page_->word = word;
     return pipe;
@@ -83,7 +84,9 @@ std::unique_ptr<ShmPipe> ShmPipe::open(int fd) {
   return memory == nullptr ? nullptr : std::unique_ptr<ShmPipe>(new ShmPipe(memory, false));
 }
 
-ShmPipe::~ShmPipe() { ::munmap(memory_, mapped_bytes); }
+ShmPipe::~ShmPipe() {
+  if (!is_abandoned_) ::munmap(memory_, mapped_bytes);
+}
 
 std::uint64_t ShmPipe::word() const { return page_->word; }
 
@@ -103,15 +106,12 @@ void ShmPipe::consume(std::size_t bytes) {
   has_consumed_ = true;
 }
 
-std::size_t ShmPipe::unread() {
-  seen_read_ = out_.read.load(std::memory_order_acquire);
-  const std::uint64_t bytes = written_ - seen_read_;
-  if (bytes > capacity) is_broken_ = true;
-  return bytes > capacity ? 0 : bytes;
-}
+std::size_t ShmPipe::unread() const { return std::min(written_ - out_.read.load(std::memory_order_acquire), capacity); }
 
 std::size_t ShmPipe::write(const iovec* pieces, std::size_t count) {
-  const std::size_t before = unread();
+  seen_read_ = out_.read.load(std::memory_order_acquire);
+  const std::uint64_t before = written_ - seen_read_;
+  is_broken_ |= before > capacity;
   if (is_broken_) return 0;
   std::size_t room = capacity - before, total = 0;
   for (std::size_t i = 0; i < count && room > 0; ++i) {
@@ -129,6 +129,7 @@ std::size_t ShmPipe::write(const iovec* pieces, std::size_t count) {
 
 bool ShmPipe::prepare_sleep(bool for_data, bool for_room) {
   is_prepared_ = true;
+  is_prepared_for_room_ = for_room;
   if (for_data) in_.reader_sleeps.store(1);
   if (for_room) out_.writer_sleeps.store(1);
   return (!for_data || in_.written.load() == seen_written_) && (!for_room || out_.read.load() == seen_read_);
@@ -136,6 +137,7 @@ bool ShmPipe::prepare_sleep(bool for_data, bool for_room) {
 
 void ShmPipe::end_sleep() {
   if (!std::exchange(is_prepared_, false)) return;
+  is_prepared_for_room_ = false;
   in_.reader_sleeps.store(0, std::memory_order_relaxed);
   out_.writer_sleeps.store(0, std::memory_order_relaxed);
 }

@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -37,6 +39,20 @@ void prepare_for_filler(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &filler_unsent_bytes, sizeof filler_unsent_bytes);
   if (const auto rtt_us = min_rtt_us(fd); rtt_us && *rtt_us < low_rtt_us) use_congestion(fd, "reno");
 }
+
+// The bytes of a connection that is no lane. One that has ended meanwhile has none: the core would look for it among
+// the lanes, which others may be driving.
+struct MessageBytes {
+  Core& core;
+
+  std::size_t gather(ConnId conn, iovec* out, std::size_t most) {
+    return core.is_message(conn) ? core.gather(conn, out, most) : 0;
+  }
+  void sent(Ns now, ConnId conn, std::size_t bytes) { core.sent(now, conn, bytes); }
+  void touch(ConnId conn) {
+    if (core.is_message(conn)) core.touch(conn);
+  }
+};
 
 void close_all(const net::Descriptors& descriptors) {
   for (const int fd : descriptors) {
@@ -119,10 +135,12 @@ void Engine::accept_here() {
 }
 
 void Engine::on_greeting(int fd) {
-  if (greeters_.erase(fd) == 0) return;
+  if (!greeters_.contains(fd)) return;
   std::uint64_t word = 0;
   net::Descriptors offered;
   const bool greeted = net::receive_with_descriptors(fd, &word, sizeof word, offered);
+  if (!greeted && (errno == EAGAIN || errno == EINTR)) return;  // the event was another one's, with this number before
+  greeters_.erase(fd);
   std::unique_ptr<ShmPipe> pipe = offered[0] >= 0 ? ShmPipe::open(offered[0]) : nullptr;
   std::shared_ptr<const LifeView> life = offered[1] >= 0 ? LifeView::open(offered[1]) : nullptr;
   close_all(offered);
@@ -248,51 +266,54 @@ void Engine::settle_channels() {
 
 void Engine::settle_if_wanted(Ns now) {
   if (!lanes_.channel().wants_core() && !core_.wants_settling()) return;
-  const Standstill still(*this);
+  Standstill still(*this);
   core_.route(now);
   settle_sockets(still);
 }
 
 // After the core has changed: sockets that will carry filler, that have become lanes, that are to be closed, and that
 // may be read again.
-void Engine::settle_sockets(const Standstill&) {
+void Engine::settle_sockets(Standstill& still) {
   for (const ConnId conn : core_.take_filling()) {
     const auto it = sockets_.find(conn);
     if (it != sockets_.end()) prepare_for_filler(it->second.fd);
   }
-  for (const LaneInfo& lane : core_.take_new_lanes()) take_lane(lane);
+  for (const LaneInfo& lane : core_.take_new_lanes()) take_lane(lane, still);
   for (const ConnId conn : core_.take_closing()) close_socket(conn);
   lanes_.resume_reading();
-  for (const auto& worker : workers_) {
-    worker->lanes().resume_reading();
-    if (!stopping_) worker->start();
-  }
+  for (const auto& worker : workers_) worker->lanes().resume_reading();
   resume_reading();
 }
 
 void Engine::resume_reading() {
   for (auto& [conn, socket] : sockets_) {
-    if (socket.reading || socket.connecting || core_.receive_space(conn).empty()) continue;
+    if (socket.reading || socket.connecting || !core_.is_message(conn) || core_.receive_space(conn).empty()) continue;
     socket.reading = true;
     watch_socket(epoll_, socket);
   }
 }
 
-void Engine::take_lane(const LaneInfo& lane) {
+void Engine::take_lane(const LaneInfo& lane, Standstill& still) {
   const auto it = sockets_.find(lane.conn);
   if (it == sockets_.end()) return;
-  Socket socket = std::move(it->second);
-  sockets_.erase(it);
-  ::epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.fd, nullptr);
-  LaneSockets& lanes = lane.channel == 0 ? lanes_ : worker_of(lane.channel).lanes();
-  if (lane.shared) socket.pipe.reset();
-  lanes.add(std::move(socket), lane, settings_.congestion, core_.dead_after());
+  try {
+    LaneSockets& lanes = lane.channel == 0 ? lanes_ : worker_of(lane.channel, still).lanes();
+    Socket socket = std::move(it->second);
+    sockets_.erase(it);
+    ::epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.fd, nullptr);
+    if (lane.shared) socket.pipe.reset();
+    lanes.add(std::move(socket), lane, settings_.congestion, core_.dead_after());
+  } catch (const std::exception& error) {
+    core_.lost(monotonic_now(), lane.conn, std::string("no thread for its channel: ") + error.what());
+  }
 }
 
-Worker& Engine::worker_of(std::uint32_t channel) {
+Worker& Engine::worker_of(std::uint32_t channel, Standstill& still) {
   while (workers_.size() < channel) {
+    if (stopping_) throw std::runtime_error("the engine is shut down");
     const auto number = static_cast<std::uint32_t>(workers_.size() + 1);
     workers_.push_back(std::make_unique<Worker>(core_.channel(number), settings_.spin, [this] { settle_channels(); }));
+    still.workers_ = workers_.size();
   }
   return *workers_[channel - 1];
 }
@@ -305,7 +326,7 @@ void Engine::read_some(Socket& socket, Ns now) {
   if (core_.is_control(conn)) still.emplace(*this);  // it may bring evidence
   std::size_t total = 0;
   while (true) {
-    const auto space = core_.receive_space(conn);
+    const auto space = core_.is_message(conn) ? core_.receive_space(conn) : std::span<std::byte>();
     if (space.empty()) {
       socket.reading = false;
       watch_socket(epoll_, socket);
@@ -327,12 +348,17 @@ void Engine::read_some(Socket& socket, Ns now) {
   }
 }
 
+bool Engine::flush_messages(Socket& socket, Ns now) {
+  MessageBytes messages{core_};
+  return flush_socket(messages, socket, now);
+}
+
 bool Engine::flush_dirty(Ns now) {
   bool progressed = lanes_.flush_dirty(now);
   if (!core_.has_dirty_messages()) return progressed;
   for (const ConnId conn : core_.take_dirty_messages()) {
     const auto it = sockets_.find(conn);
-    if (it != sockets_.end()) progressed |= flush_socket(core_, it->second, now);
+    if (it != sockets_.end()) progressed |= flush_messages(it->second, now);
   }
   return progressed;
 }
@@ -425,7 +451,7 @@ void Engine::on_ready(const epoll_event& event, Ns now) {
   }
   if ((event.events & EPOLLOUT) != 0) {
     it->second.blocked = false;
-    flush_socket(core_, it->second, now);
+    flush_messages(it->second, now);
     if (!it->second.blocked) watch_socket(epoll_, it->second);
   }
   if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {

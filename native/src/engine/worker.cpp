@@ -42,22 +42,25 @@ Worker::Worker(Channel& channel, Ns spin, std::function<void()> settle)
       spin_(spin),
       settle_(std::move(settle)) {
   epoll_event event{EPOLLIN, {.u64 = wake_key}};
-  if (epoll_ >= 0 && wake_ >= 0 && ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) == 0) return;
-  const int error = errno;
-  for (const int fd : {epoll_, wake_}) {
-    if (fd >= 0) ::close(fd);
+  mutex_.lock();
+  try {
+    if (epoll_ < 0 || wake_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) {
+      throw std::runtime_error("no descriptors for it: " + error_text(errno));
+    }
+    thread_ = std::thread([this] { work(); });
+  } catch (...) {
+    mutex_.unlock();
+    for (const int fd : {epoll_, wake_}) {
+      if (fd >= 0) ::close(fd);
+    }
+    throw;
   }
-  throw std::runtime_error("no descriptors for a channel: " + error_text(error));
 }
 
 Worker::~Worker() {
   shutdown();
   if (forked_) return;
   for (const int fd : {wake_, epoll_}) ::close(fd);
-}
-
-void Worker::start() {
-  if (!thread_.joinable() && !is_stopping_) thread_ = std::thread([this] { work(); });
 }
 
 void Worker::wait_until_stopped() {
@@ -92,7 +95,7 @@ void Worker::shutdown() {
 
 void Worker::forked_child() {
   forked_ = true;
-  lanes_.close_all();
+  lanes_.forked_child();
   for (const int fd : {wake_, epoll_}) ::close(fd);
 }
 

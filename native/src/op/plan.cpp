@@ -23,8 +23,10 @@ std::vector<Range> grained_chunks(std::size_t bytes, std::uint32_t count) {
   return chunks;
 }
 
-// A chunk of one segment does not overlap receiving with sending: cut it in two, down to what a frame is worth.
-std::size_t fitting_segment(std::size_t largest_chunk, std::size_t segment_bytes) {
+// A chunk of one segment does not overlap receiving with sending: cut it in two, down to what a frame is worth. Whole
+// grains, whatever is asked for: no element is cut.
+std::size_t fitting_segment(std::size_t largest_chunk, std::size_t wanted) {
+  const std::size_t segment_bytes = std::max(wanted / chunk_grain, std::size_t{1}) * chunk_grain;
   const std::size_t half = (largest_chunk / 2 + chunk_grain - 1) / chunk_grain * chunk_grain;
   return std::min(segment_bytes, std::max(half, std::min(smallest_segment, segment_bytes)));
 }

@@ -22,6 +22,7 @@ from ringfold.wire.messages import (
     Resume,
     RunsRequest,
     StatusRequest,
+    is_local_name,
 )
 from ringfold.wire.probing import NodeHello, ProbeCommand
 from ringfold.wire.proof import proven
@@ -62,6 +63,8 @@ def check_hello(hello: Hello) -> None:
         raise RemoteProtocolError(f"it cannot be reached at {hello.addresses} port {hello.port}")
     if not 1 <= hello.paths <= min(len(hello.addresses), MAX_PATHS):
         raise RemoteProtocolError(f"{hello.paths} paths over {len(hello.addresses)} addresses")
+    if not is_local_name(hello.here):
+        raise RemoteProtocolError(f"{hello.here[:80]!r} is no name on its host")
     if hello.cores < 1 or not 0 <= hello.threads <= MAX_CHANNELS:
         raise RemoteProtocolError(f"{hello.threads} threads on {hello.cores} cores")
     check_names(hello)
@@ -71,7 +74,7 @@ def check_names(hello: Hello | NodeHello | NodeEntry) -> None:
     """Every member gets these texts in a record, and `ringfold status` shows them: they must be short and printable."""
     if len(hello.addresses) > MAX_ADDRESSES:
         raise RemoteProtocolError(f"it has {len(hello.addresses)} addresses (limit {MAX_ADDRESSES})")
-    texts = (hello.name, hello.host, *hello.addresses, hello.here if isinstance(hello, Hello) else "")
+    texts = (hello.name, hello.host, *hello.addresses)
     if not all(text.isprintable() for text in texts):
         raise RemoteProtocolError("its name, its host or an address is not printable")
     if max(map(len, texts)) > MAX_TEXT_CHARS:

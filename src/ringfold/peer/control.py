@@ -360,7 +360,6 @@ CONTROL_KEY = 0
 
 _I31, _U32, _U63, _U64 = 1 << 31, 1 << 32, 1 << 63, 1 << 64
 MAX_MEMBERS = 65_535
-"""Of one link: far more than the setting `lanes` allows."""
 MAX_MEASURE_MS = 3_600_000
 MAX_EVICT_MS = 24 * 3_600_000
 """Far more than the setting allows; a peer waits a few times as long, and the engine counts that in 31 bits."""
@@ -452,4 +451,6 @@ def _members_fault(members: Sequence[Member]) -> str | None:
             return f"peer {member.peer} at port {member.port}"
         if not 0 < member.paths <= MAX_PATHS or (member.paths > 1 and len(member.addresses) < member.paths):
             return f"peer {member.peer} has {member.paths} paths over {len(member.addresses)} addresses"
+        if not messages.is_local_name(member.here):
+            return f"peer {member.peer} is to be reached at {member.here[:80]!r} on its host"
     return None

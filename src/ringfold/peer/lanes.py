@@ -31,7 +31,7 @@ link is reported lost instead, and the next epoch connects it.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.peer.effects import CloseConn, Dial, Effect, Notify, Promote, ResumeReading, SendMessage
@@ -108,6 +108,10 @@ def route_of(record: Record, me: PeerId, lane: LaneKey) -> Route:
     target = there.addresses[path % there.paths]
     source = here.addresses[path % here.paths] if here.paths > 1 else ""
     return Route(path, paths, (target,), there.port, source)
+
+
+LOCAL_SHARE = 4
+"""What part of the time for a dial a peer of this host has to answer."""
 
 
 @dataclass(slots=True)
@@ -344,9 +348,10 @@ class Lanes:
         dial.key = self._last_key
         dial.conn = None
         dial.retry_ns = None
-        timeout_ms = max(1, self._timings.connect_ms // len(dial.route.targets))
-        here = dial.route.here if dial.attempts == 0 else ""  # whatever was wrong there, TCP comes next
-        return [Dial(dial.key, dial.route.targets[dial.address], dial.route.port, timeout_ms, dial.route.source, here)]
+        route, target = dial.route, dial.route.targets[dial.address]
+        # A peer of this host answers at once, or there is time left for TCP.
+        timeout_ms = max(1, self._timings.connect_ms // (LOCAL_SHARE if route.here else len(route.targets)))
+        return [Dial(dial.key, target, route.port, timeout_ms, route.source, route.here)]
 
     def _retry(self, now_ns: int, dial: LaneDial, reason: str) -> list[Effect]:
         """Dial the next address at once; after the last one pause; after the deadline give up.
@@ -357,6 +362,9 @@ class Lanes:
         dial.reason = f"{targets[dial.address]}:{dial.route.port}: {reason}"
         dial.conn = None
         dial.retry_ns = None
+        if dial.route.here:  # whatever was wrong there, TCP comes next
+            dial.route = replace(dial.route, here="")
+            return self._dial(dial)
         late = now_ns >= dial.deadline_ns
         if late and not self._is_up(self._bundle(dial.lane)):
             dial.enter(DialInput.GIVE_UP)

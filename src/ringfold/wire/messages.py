@@ -17,6 +17,7 @@ those of commands in `status.py`.
 The master assigns peer ids, and they only grow: lower ids joined earlier. An epoch number belongs to a group.
 """
 
+import re
 from typing import Literal
 
 from msgspec import Struct, field
@@ -511,6 +512,14 @@ class Sealed(Message, frozen=True, tag="sealed"):
 
     epoch: Epoch
     ops: list[SealedOp]
+
+
+_LOCAL_NAME = re.compile(r"(ringfold-[0-9a-f]{32})?")
+
+
+def is_local_name(name: str) -> bool:
+    """Whether this is a name as the engine makes it, or none. No other socket of a host is ever dialled."""
+    return _LOCAL_NAME.fullmatch(name) is not None
 
 
 class Member(Struct, frozen=True):

@@ -9,6 +9,8 @@ from ringfold.master.channels import channels_for
 from ringfold.master.events import ConnectionClosed
 from ringfold.wire import messages as m
 
+NAME = "ringfold-" + "0" * 32
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -95,9 +97,9 @@ def test_an_impossible_offer_is_refused(offer: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("offers", "expected"),
     [
-        ([{"here": "x"}, {"here": "y"}], 262_144),
-        ([{"here": "x"}, {}], 1_048_576),
-        ([{"here": "x"}, {"here": "y", "host": "other"}], 1_048_576),
+        ([{"here": NAME}, {"here": NAME}], 262_144),
+        ([{"here": NAME}, {}], 1_048_576),
+        ([{"here": NAME}, {"here": NAME, "host": "other"}], 1_048_576),
     ],
 )
 def test_segments_fit_into_pipes_where_all_members_share_memory(offers: list[dict[str, str]], expected: int) -> None:
@@ -114,8 +116,8 @@ def test_segments_fit_into_pipes_where_all_members_share_memory(offers: list[dic
     assert [member.here for member in harness.record(1).members] == [offer.get("here", "") for offer in offers]
 
 
-def test_a_name_is_printable_and_short() -> None:
-    for name in ("two\nlines", "x" * 5_000):
+def test_a_name_is_one_that_an_engine_makes() -> None:
+    for name in ("two\nlines", "x" * 5_000, "dbus-1234", NAME + "0", NAME.upper()):
         harness = MasterHarness()
         harness.open(1)
         (refused,) = harness.receive(1, hello(1, 0, TOKEN, here=name))
