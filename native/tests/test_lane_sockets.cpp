@@ -21,7 +21,7 @@ const std::atomic<int> no_stops{0};
 
 // A channel of rank 0 of 2 with one lane, the neighbour's end of its pipe, and of the socket beside it.
 struct Neighbours {
-  explicit Neighbours(std::string behind_the_handshake = {}) {
+  explicit Neighbours(const std::string& behind_the_handshake = {}) {
     epoch.install({1, 0, 2, {10, 20}, false, 0, 256});
     int fd = -1;
     Socket socket;
@@ -33,9 +33,10 @@ struct Neighbours {
     socket.conn = conn;
     Connection base;
     base.id = conn;
-    const auto space = base.rx.space(behind_the_handshake.size());
-    std::memcpy(space.data(), behind_the_handshake.data(), behind_the_handshake.size());
-    base.rx.filled(behind_the_handshake.size());
+    if (const std::size_t bytes = behind_the_handshake.size(); bytes > 0) {
+      std::memcpy(base.rx.space(bytes).data(), behind_the_handshake.data(), bytes);
+      base.rx.filled(bytes);
+    }
     channel.add_lane(0, Lane(std::move(base), false, 20, 0, {}));
     const std::vector<LaneInfo> added = channel.take_new_lanes();
     CHECK(added.size() == 1);
