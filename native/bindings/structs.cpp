@@ -156,14 +156,17 @@ void bind_epochs(nb::module_& m) {
       "__init__",
       [](EpochSpec* self, std::uint32_t number, std::uint32_t rank, std::vector<PeerId> members,
          bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here,
-         bool multipath, std::uint32_t channels) {
+         bool multipath, std::uint32_t channels, bool direct, std::uint32_t hosts) {
         if (rank >= members.size()) throw nb::value_error("a rank that is no member's");
+        if (hosts == 0 || members.size() % hosts != 0 || (hosts > 1 && members.size() < 2 * std::size_t{hosts})) {
+          throw nb::value_error("members that are not the same number on every host, two at least");
+        }
         const auto size = static_cast<std::uint32_t>(members.size());
-        new (self) EpochSpec{number,      rank,          size,       std::move(members), evidence_by_master,
-                             small_bytes, segment_bytes, peers_here, multipath,          channels};
+        new (self) EpochSpec{number,        rank,       size,      std::move(members), evidence_by_master, small_bytes,
+                             segment_bytes, peers_here, multipath, channels,           direct,             hosts};
       },
       nb::kw_only(), "epoch"_a, "rank"_a, "members"_a, "evidence_by_master"_a, "small_bytes"_a, "segment_bytes"_a,
-      "peers_here"_a = 1, "multipath"_a = false, "channels"_a = 1);
+      "peers_here"_a = 1, "multipath"_a = false, "channels"_a = 1, "direct"_a = false, "hosts"_a = 1);
   epoch.def_ro("epoch", &EpochSpec::epoch);
   epoch.def_ro("rank", &EpochSpec::rank);
   epoch.def_ro("members", &EpochSpec::members, "Peer ids, by rank.");
@@ -173,6 +176,8 @@ void bind_epochs(nb::module_& m) {
   epoch.def_ro("peers_here", &EpochSpec::peers_here, "Members on this host.");
   epoch.def_ro("multipath", &EpochSpec::multipath);
   epoch.def_ro("channels", &EpochSpec::channels, "Channels that carry ops.");
+  epoch.def_ro("direct", &EpochSpec::direct, "Whether Dones go straight to every member that direct lanes lead to.");
+  epoch.def_ro("hosts", &EpochSpec::hosts, "Above 1: ops are reduced inside each of so many hosts first.");
   m.attr("MAX_CHANNELS") = max_channels;
 
   nb::class_<SealedOp> sealed(m, "OpAtSeal", "The state of an op when its epoch was sealed.");
@@ -204,11 +209,11 @@ void bind_connections(nb::module_& m) {
   promotion.def(
       "__init__",
       [](LanePromotion* self, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane, bool shared,
-         std::uint32_t path, std::uint32_t paths, std::uint32_t epoch, std::uint32_t channel) {
-        new (self) LanePromotion{conn, outgoing, peer, lane, {shared, path, paths, epoch, channel}};
+         std::uint32_t path, std::uint32_t paths, std::uint32_t epoch, std::uint32_t channel, bool direct) {
+        new (self) LanePromotion{conn, outgoing, peer, lane, {shared, path, paths, epoch, channel, direct}};
       },
       nb::kw_only(), "conn"_a, "outgoing"_a, "peer"_a, "lane"_a, "shared"_a = false, "path"_a = 0, "paths"_a = 1,
-      "epoch"_a = 0, "channel"_a = 0, "With `epoch` installed already, the lane joins that epoch late.");
+      "epoch"_a = 0, "channel"_a = 0, "direct"_a = false, "With `epoch` installed already, the lane joins that epoch late.");
   promotion.def_rw("conn", &LanePromotion::conn);
 
   nb::class_<LaneInfo> lane(m, "LaneInfo", "A lane of the ring.");
@@ -218,12 +223,14 @@ void bind_connections(nb::module_& m) {
   lane.def_ro("lane", &LaneInfo::lane);
   lane.def_ro("channel", &LaneInfo::channel);
   lane.def_ro("in_memory", &LaneInfo::in_memory, "Whether it goes through shared memory.");
+  lane.def_ro("direct", &LaneInfo::direct, "Whether it leads to a member that is no neighbour in the ring.");
 
   nb::class_<Event> event(m, "EngineEvent", "What happened in the engine. `kind` decides which of the fields are set.");
   event.def_prop_ro("kind", [](const Event& self) { return name_of(self.kind); });
   event.def_rw("conn", &Event::conn, "opened, accepted, message, closed, silent, blocks, sample");
   event.def_ro("peer", &Event::peer, "link_lost, mismatch");
   event.def_ro("outgoing", &Event::outgoing, "link_lost");
+  event.def_ro("direct", &Event::direct, "link_lost: of direct lanes");
   event.def_ro("died", &Event::died, "link_lost: the neighbour's process has died, for certain");
   event.def_ro("text", &Event::text, "accepted: the remote address; closed, link_lost: the reason");
   event.def_prop_ro("body", [](const Event& self) { return to_python(self.body); }, "message: its bytes");

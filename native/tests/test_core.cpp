@@ -47,6 +47,35 @@ class Ring {
     }
   }
 
+  // Lanes between all members that are no neighbours, in every channel; without `epoch` they wait for the next one.
+  void connect_all(std::uint32_t epoch = 0) {
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      for (std::uint32_t j = i + 2; j < size(); ++j) {
+        if (i == 0 && j + 1 == size()) continue;
+        for (std::uint32_t channel = 0; channel < channels_; ++channel) {
+          const ConnId one = core(i).open("direct", false), other = core(j).open("direct", true);
+          Sharing sharing;
+          sharing.channel = channel;
+          sharing.direct = true;
+          sharing.epoch = epoch;
+          core(i).promote(now, one, true, j, channel, sharing);
+          core(j).promote(now, other, false, i, channel, sharing);
+          wires_.push_back({i, j, one, other});
+        }
+      }
+    }
+    direct = true;
+  }
+
+  // Closes the direct lanes between two members, while nothing is on them.
+  void disconnect(std::uint32_t one, std::uint32_t other) {
+    for (const auto& [from, to] : {std::pair(one, other), std::pair(other, one)}) {
+      for (const LaneInfo& lane : core(from).lanes()) {
+        if (lane.direct && lane.peer == to) core(from).close(lane.conn);
+      }
+    }
+  }
+
   Core& core(std::size_t i) { return *cores_[i]; }
   std::size_t size() const { return cores_.size(); }
 
@@ -59,6 +88,8 @@ class Ring {
     EpochSpec spec{epoch,   static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(size()), members, master_, small_,
                    segment_};
     spec.channels = channels_;
+    spec.direct = direct;
+    spec.hosts = hosts;
     core(i).install(now, spec);
   }
 
@@ -78,6 +109,8 @@ class Ring {
   }
 
   Ns now = 1;
+  bool direct = false;
+  std::uint32_t hosts = 1;
 
  private:
   bool carry(std::size_t from, ConnId source, std::size_t to, ConnId target) {
@@ -217,6 +250,103 @@ TEST(the_bits_do_not_depend_on_the_number_of_channels) {
             CHECK(ok(ring.core(r), ids[r]));
             CHECK(std::memcmp(data[r].data(), first.data(), count * sizeof(float)) == 0);
           }
+        }
+      }
+    }
+  }
+}
+
+// Dones go straight to all, or around the ring, whichever each of the ranks can do; small ops and others, whoever calls
+// late.
+TEST(dones_go_straight_to_all_members_or_around_the_ring) {
+  for (const std::uint32_t ranks : {4u, 5u, 6u, 8u}) {
+    for (const bool is_late : {false, true}) {
+      Ring ring(ranks, 1, 256, 256, ranks);
+      ring.direct = true;
+      if (!is_late) ring.connect_all();
+      ring.install(1);
+      for (int round = 0; round < 12; ++round) {
+        if (is_late && round == 4) ring.connect_all(1);
+        if (round == 8) ring.disconnect(1, 3);  // their Dones take the ring again, those of the others do not
+        auto data = inputs(ranks, round % 3 == 2 ? 500 : 30);
+        std::vector<std::uint64_t> ids;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          ids.push_back(ring.core(r).submit(1, call(data[r])));
+          for (int i = 0; i < 5; ++i) ring.move();
+        }
+        ring.run();
+        for (std::size_t r = 0; r < ranks; ++r) {
+          CHECK(ok(ring.core(r), ids[r]));
+          for (std::size_t i = 0; i < data[r].size(); ++i) CHECK(data[r][i] == expected(ranks, i));
+        }
+      }
+    }
+  }
+}
+
+// A Done for somebody else does not come over a direct lane, and neither do frames that belong to the ring.
+TEST(a_direct_lane_is_for_its_own_members_frames) {
+  for (const LaneFrame kind : {LaneFrame::done, LaneFrame::open, LaneFrame::absent}) {
+    Ring ring(4, 1, 256, 256, 1, false, 1);
+    ring.connect_all();
+    ring.install(1);
+    ring.run();
+    auto data = inputs(4, 20);
+    const std::uint64_t id = ring.core(0).submit(1, call(data[0]));
+    const auto lanes = ring.core(0).lanes();
+    const auto direct = std::find_if(lanes.begin(), lanes.end(), [](const LaneInfo& lane) { return lane.direct; });
+    FrameHeader header = ring.core(0).find(id)->header(kind);
+    header.origin = 3;  // the lane leads to 2
+    header.stage = 1;
+    header.contributors = 1;
+    const std::vector<std::byte> payload(kind == LaneFrame::done ? 80 : 0);
+    header.length = static_cast<std::uint32_t>(payload.size());
+    header.payload_crc = crc32c(payload.data(), payload.size());
+    header.header_crc = header.crc();
+    const auto space = ring.core(0).receive_space(direct->conn);
+    std::memcpy(space.data(), &header, sizeof header);
+    std::memcpy(space.data() + sizeof header, payload.data(), payload.size());
+    ring.core(0).received(1, direct->conn, sizeof header + payload.size());
+    bool is_lost = false;
+    while (const auto event = ring.core(0).next_event()) is_lost |= event->kind == Event::Kind::link_lost && event->direct;
+    CHECK(is_lost);
+  }
+}
+
+// Sums of these depend on the order of operands: one rank computes each, in one order for any number of channels.
+TEST(ops_are_reduced_host_by_host_with_the_same_bits_everywhere) {
+  struct Case {
+    std::uint32_t hosts, members;
+  };
+  std::mt19937 rng(5);
+  std::uniform_real_distribution<float> any(-1e3f, 1e3f);
+  for (const Case& each : {Case{2, 2}, Case{2, 3}, Case{3, 2}, Case{2, 4}, Case{3, 3}, Case{4, 2}}) {
+    const std::uint32_t ranks = each.hosts * each.members;
+    for (const std::size_t count : {20ul, 1000ul, 5003ul, 20'000ul}) {
+      std::vector<std::vector<float>> given(ranks, std::vector<float>(count));
+      for (auto& values : given) std::generate(values.begin(), values.end(), [&] { return any(rng); });
+      std::vector<float> first;
+      for (const std::uint32_t channels : {1u, 2u, 4u}) {
+        Ring ring(ranks, 1, 0, 2048, channels + ranks, false, channels);
+        ring.connect_all();
+        ring.hosts = each.hosts;
+        ring.install(1);
+        auto data = given;
+        std::vector<std::uint64_t> ids;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          ids.push_back(ring.core(r).submit(1, call(data[r], OpKind::all_reduce, kernels::ReduceOp::avg)));
+          for (int i = 0; i < 20; ++i) ring.move();
+        }
+        ring.run();
+        if (first.empty()) first = data[0];
+        for (std::size_t r = 0; r < ranks; ++r) {
+          CHECK(ok(ring.core(r), ids[r]));
+          CHECK(std::memcmp(data[r].data(), first.data(), count * sizeof(float)) == 0);
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+          double sum = 0;
+          for (const auto& values : given) sum += values[i];
+          CHECK(std::fabs(first[i] - sum / ranks) < 1e-3);
         }
       }
     }
@@ -581,10 +711,13 @@ TEST(a_verdict_brings_the_payloads_of_those_that_contribute) {
 
 // Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end. Rank
 // 1 may be one that contributes nothing.
-void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none, bool silent = false) {
+void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none, bool silent = false,
+                          std::uint32_t hosts = 1) {
   int unfinished = 0;
   for (int moves = 0; moves < 400; moves += 3) {
     Ring ring(static_cast<std::uint32_t>(ranks), 1, 0, 128, 77);
+    if (hosts > 1) ring.connect_all();
+    ring.hosts = hosts;
     ring.install(1);
     auto data = inputs(ranks, 300);
     const auto before = data;
@@ -870,6 +1003,14 @@ TEST(a_cancelled_op_restores_the_memory) {
 
 TEST(an_abort_at_any_point_restores_the_memory) {
   for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks);
+}
+
+TEST(an_abort_between_hosts_restores_the_memory) {
+  for (const bool silent : {false, true}) {
+    abort_at_every_point(4, quantize::Scheme::none, silent, 2);
+    abort_at_every_point(6, quantize::Scheme::none, silent, 2);
+    abort_at_every_point(6, quantize::Scheme::none, silent, 3);
+  }
 }
 
 TEST(an_abort_of_a_quantised_op_restores_the_memory) {

@@ -58,7 +58,7 @@ struct Neighbours {
   EpochState epoch;
   ShareSources advice;
   Planted planted;
-  Channel channel{epoch, advice, planted};
+  Channel channel{0, epoch, advice, planted};
   int epoll = ::epoll_create1(EPOLL_CLOEXEC);
   LaneSockets lanes{channel, epoll};
   std::unique_ptr<ShmPipe> theirs;

@@ -1,5 +1,5 @@
-// A channel: its own lanes to both neighbours, and the part of every op that it carries over them. Without I/O: bytes
-// and `now` in, bytes and reports out.
+// A channel: its own lanes to both neighbours, and to other members, and the part of every op that it carries over them.
+// Without I/O: bytes and `now` in, bytes and reports out.
 //
 // A channel moves segments. It knows marks, Ready and data; what concerns an op as a whole (Open, Done, Absent, and
 // that a part has all its segments) it only reports, and the core decides (`take_reports`). What the core has decided
@@ -9,12 +9,15 @@
 // mark of an epoch that is not installed here yet.
 //
 // Early segments. A neighbour that has not called an op yet stores its segments. How much it must be able to store, and
-// how much it may be sent, is one number, by direction and over all ops together, that both sides compute from the
+// how much it may be sent, is one number, by link and over all ops together, that both ends compute from the
 // epoch's record. The sender counts what it sent of ops that the neighbour is not known to have called. Beyond the
 // limit it sends no more of them. Any frame about an op shows that its sender has called it, so most ops need no Ready.
 // But an op whose last segments are held back may wait for just that. So a peer that has received half the limit, for
 // ops of which it has sent nothing, sends Ready for those that it has called (`on_early_bytes`): the other side is held
 // back only by more than that.
+//
+// Direct lanes lead to members that are no neighbours in the ring. They carry Dones, on channel 0, and segments of ops
+// that are reduced host by host. Whether they are up is for the core to know: without them Dones go around the ring.
 //
 // Who may touch it: one thread at a time, the one that drives it. The epoch and the advice about paths are only written
 // while nobody drives any channel.
@@ -40,26 +43,25 @@ namespace ringfold {
 // What a channel has to say to the core.
 struct Report {
   enum class Kind : std::uint8_t {
-    op_frame,       // a frame about an op as a whole: `part`, `from_next`, `header`, `payload`
-    part_finished,  // `part` has all its segments; the last of them came `from_next` or not
+    op_frame,       // a frame about an op as a whole: `part`, `from`, `header`, `payload`
+    part_finished,  // `part` has all its segments; the last of them came `from` there
     lane_lost,      // one of several lanes of a link: `conn`
-    link_lost,      // the last one, or the neighbour broke the protocol: `peer`, `outgoing`
+    link_lost,      // the last one, or the neighbour broke the protocol: `link`
   };
   Kind kind;
   PartPtr part{};
-  bool from_next = false;
+  Side from = previous_side;
   FrameHeader header{};
   Payload payload{};
   ConnId conn = 0;
-  PeerId peer = 0;
-  bool outgoing = false;
+  Link::Key link{};
   std::string text{};
   bool died = false;  // link_lost: so has the neighbour's process
 };
 
 class Channel {
  public:
-  Channel(const EpochState& epoch, const ShareSources& advice, const Planted& planted);
+  Channel(std::uint32_t number, const EpochState& epoch, const ShareSources& advice, const Planted& planted);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -70,18 +72,20 @@ class Channel {
   void lost(ConnId id, std::string reason, bool died = false);
   void close(ConnId id);
   // All lanes of a link, without a report: it was lost in another channel.
-  void close_link(PeerId peer, bool outgoing);
+  void close_link(const Link::Key& key);
   std::vector<LaneInfo> lanes() const;
   std::vector<LaneInfo> take_new_lanes() { return std::exchange(new_lanes_, {}); }
   std::vector<ConnId> take_closing() { return std::exchange(closing_, {}); }
   std::vector<Report> take_reports() {
-    has_urgent_report_ = false;
+    has_urgent_report_ = has_wide_report_ = false;
     return std::exchange(reports_, {});
   }
   bool has_reports() const { return !reports_.empty(); }
   // Whether the core is to look at it now: there is a report that cannot wait for the next one, or a lane to close.
   // That a part is finished can wait while another part of the op is not.
   bool wants_core() const { return has_urgent_report_ || !closing_.empty(); }
+  // Whether what it has to say concerns other channels, too. Frames of small ops do not: those live in channel 0.
+  bool concerns_others() const { return has_wide_report_ || !closing_.empty(); }
 
   // Bytes; see Core.
   std::span<std::byte> receive_space(ConnId id);
@@ -101,7 +105,7 @@ class Channel {
   }
   void acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt);
   // Whether payload may come on a lane; between two peers one direction of each lane is nearly silent.
-  bool expects(ConnId id) const { return !lane(id).outgoing || epoch_.size() > 2; }
+  bool expects(ConnId id) const { return !lane(id).outgoing || lane(id).sharing.direct || epoch_.size() > 2; }
 
   // Paths.
   std::size_t unsent_wanted(ConnId id) const { return lane(id).unsent_wanted(); }
@@ -117,13 +121,16 @@ class Channel {
   // about the op. After end() no lane reads from the caller's memory any more.
   void begin(const PartPtr& part);
   void replay(const PartPtr& part);
-  // The op has no part here: whatever comes of it is wrong, or of another op that a member has in its place.
+  // The op has no part here: whatever comes of it is wrong, or of another op that a member has in its place. Small ops
+  // are not passed, so that they need no other channel than 0: of those nothing comes.
   void pass(const Op& op);
   void end(const PartPtr& part, bool committed);
   // A frame about an op as a whole.
-  void send(bool to_next, const FrameHeader& header, Payload payload);
+  void send(Side to, const FrameHeader& header, Payload payload);
   // The neighbour broke the protocol, as the core found: the link is dropped.
-  void violation(bool from_next, std::string reason);
+  void violation(Side from, std::string reason);
+  // Whether every member that is no neighbour can be reached by a direct lane.
+  bool is_meshed() const { return meshed_; }
 
   // Epochs.
   void set_first_sequence(std::uint32_t first) { first_sequence_ = first; }
@@ -146,7 +153,7 @@ class Channel {
 
  private:
   struct Stashed {
-    bool from_next;
+    Side from;
     bool in_memory;  // it came without a CRC of its payload
     FrameHeader header;
     Bytes payload;
@@ -156,7 +163,6 @@ class Channel {
     PartPtr running{};
     std::vector<Stashed> stash{};
     std::size_t stash_bytes = 0;
-    std::size_t stashed_segments[2] = {};  // of these, the payload of segments, by direction
   };
 
   // Where a lane is: a link keeps its lanes where they are.
@@ -175,7 +181,7 @@ class Channel {
   Lane& lane(ConnId id) { return *find(id)->lane; }
   const Lane& lane(ConnId id) const { return *find(id)->lane; }
   Link& link_of(ConnId id) { return *find(id)->link; }
-  Link* link(bool to_next);
+  Link* link(Side side);
   template <typename Visit>
   void for_lanes(Visit visit);
   void forget_lane(ConnId id);
@@ -185,7 +191,8 @@ class Channel {
 
   // Where a frame came from. What came through shared memory has no CRC.
   struct Source {
-    bool next, in_memory;
+    Side side;
+    bool in_memory;
   };
 
   void process(Lane& lane);
@@ -195,42 +202,50 @@ class Channel {
   bool on_part_frame(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload,
                      std::string& why);
   bool on_data(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload, std::string& why);
-  bool stash(TagState& tag, const Lane& lane, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool stash(TagState& tag, const Lane& lane, Side from, const FrameHeader& header, const std::byte* payload,
+             std::string& why);
+  // Takes what is stashed for an op out of its tag. Earlier ops, which had no part here, are forgotten.
+  std::vector<Stashed> take_stash(TagState& tag, std::uint32_t sequence);
+  void look_at_mesh();
   TagState& tag_state(std::uint64_t tag) {
     return tags_.try_emplace(tag, TagState{.next = first_sequence_}).first->second;
   }
 
-  void send_ready(OpPart& part, bool to_next);
-  void on_early_bytes(bool from_next, std::size_t bytes);
-  void on_neighbour_called(OpPart& part, bool next);
-  void release_early(OpPart& part, bool to_next);
+  void send_ready(OpPart& part, Side to);
+  void on_early_bytes(Side from, std::size_t bytes);
+  void on_neighbour_called(OpPart& part, Side side);
+  void release_early(OpPart& part, Side to);
 
-  PartPtr next_part_to_send(bool to_next) const;
+  PartPtr next_part_to_send(Side to) const;
   void pull(Link& link, Lane& lane);
   OutFrame segment_frame(const Lane& lane, const PartPtr& part, Sendable item);
   void flush_for(const OpPart& part);
 
+  const std::uint32_t number_;
   const EpochState& epoch_;
   const Planted& planted_;
   Stats stats_;
   FlushList flush_;
   const LinkContext context_;
-  std::map<std::pair<PeerId, bool>, Link> links_;
+  std::map<Link::Key, Link> links_;
   std::vector<Place> lanes_;  // by connection; they are few
   std::size_t shared_lanes_ = 0;
   std::vector<LaneInfo> new_lanes_;
   std::vector<ConnId> closing_;
   std::vector<Report> reports_;
-  bool has_urgent_report_ = false;
+  bool has_urgent_report_ = false, has_wide_report_ = false;
+  bool meshed_ = false;
 
   std::unordered_map<std::uint64_t, TagState> tags_;
   std::uint32_t first_sequence_ = 0;
   std::vector<PartPtr> running_;     // in the order they were called
   std::size_t largest_segment_ = 0;  // of an op of this epoch
-  // Early segments, by direction.
-  std::size_t early_sent_[2] = {};        // to a neighbour that is not known to have called their op
-  std::size_t early_received_[2] = {};    // from one that has not received Ready of this peer
-  std::size_t stashed_segments_[2] = {};  // of these, for ops that this peer has not called
+  struct EarlyBytes {
+    std::size_t sent = 0;      // to a member that is not known to have called their op
+    std::size_t received = 0;  // from one that has not received Ready of this peer
+    std::size_t stashed = 0;   // of these, for ops that this peer has not called
+  };
+  std::vector<EarlyBytes> early_;  // by side
 };
 
 }  // namespace ringfold

@@ -35,7 +35,7 @@ class Channels {
   void install(Ns now);
   void forget_tags();
   // A link is lost with its lanes in every channel.
-  void close_link(PeerId peer, bool outgoing);
+  void close_link(const Link::Key& key);
 
   std::vector<LaneInfo> lanes() const;
   std::vector<LaneInfo> take_new_lanes();

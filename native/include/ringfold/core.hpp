@@ -12,8 +12,9 @@
 //
 // Who may touch what. A channel may be driven by a thread of its own, which takes and brings the bytes of its lanes
 // (Channel) and nothing else; what it then reports is routed later. Everything here is for one thread at a time. While
-// channels are driven, that thread may use the connections that are no lanes; all other calls, and evidence from the
-// master, are for when every channel stands still.
+// channels are driven, that thread may use the connections that are no lanes, and channel 0, and ops that are small: those
+// live in channel 0 alone (submit_small, route_small). All other calls, and evidence from the master, are for when every
+// channel stands still.
 #pragma once
 
 #include <sys/uio.h>
@@ -89,6 +90,8 @@ class Core {
 
   // What the channels have reported, and what the ops have for the master.
   void route(Ns now);
+  // The same of channel 0, as long as it is about small ops: other channels may be driven meanwhile.
+  void route_small(Ns now);
   Channel& channel(std::uint32_t number) { return channels_.at(number); }
 
   // Lanes and their paths.
@@ -141,6 +144,8 @@ class Core {
   const OpTable& ops() const { return ops_; }
   // Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
+  // The same for an op that is small (OpTable::is_small).
+  std::uint64_t submit_small(Ns now, OpSpec spec);
   OpPtr find(std::uint64_t id) const { return ops_.find(id); }
 
   // Time and events.
@@ -159,6 +164,7 @@ class Core {
   void process(Ns now, MessageConnection& conn);
   void on_control_frame(Ns now, const MessageConnection::Incoming& frame, std::string& why);
   void on_report(Ns now, const Report& report);
+  void send_dones();
   void beat(Ns now);
   void close_late(Ns now);
 

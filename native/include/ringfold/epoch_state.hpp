@@ -26,6 +26,9 @@ struct EpochSpec {
   std::uint32_t peers_here = 1;  // members on this host
   bool multipath = false;        // some link has several lanes: ops are cut finely
   std::uint32_t channels = 1;    // that carry ops
+  bool direct = false;           // Dones go straight to every member that a direct lane leads to
+  std::uint32_t hosts = 1;       // above 1: so many, with the same number of members each, one after the other in the
+                                 // ring; ops are reduced inside each host first (plan_hosts)
 };
 
 class EpochState {
@@ -40,6 +43,12 @@ class EpochState {
   void install(EpochSpec spec);
 
   PeerId neighbour(bool next) const { return spec_.members[(spec_.rank + (next ? 1 : spec_.size - 1)) % spec_.size]; }
+  // How many sides there are, and the rank at each. A ring of two has the same rank at both.
+  std::uint32_t sides() const { return static_cast<std::uint32_t>(ranks_.size()); }
+  std::uint32_t rank_at(Side side) const { return ranks_[side]; }
+  PeerId peer_at(Side side) const { return spec_.members[ranks_[side]]; }
+  // The side of a member by the lane that leads to it: `outgoing` or not in the ring, or direct. no_side: none.
+  Side side_of(PeerId peer, bool outgoing, bool direct) const;
 
   // The longest payload of a frame.
   std::size_t frame_limit() const;
@@ -56,6 +65,7 @@ class EpochState {
 
  private:
   EpochSpec spec_;
+  std::vector<std::uint32_t> ranks_;  // by side
   bool sealed_ = true;
 };
 

@@ -1,4 +1,4 @@
-// One connection between two neighbours of the ring: its frames, what the transport reports about it, and what it has
+// One connection between two members, most often neighbours in the ring: its frames, what the transport reports about it, and what it has
 // sent that the other side has not handled yet.
 //
 // Two things are known about a frame that a lane has sent. The transport reports how many bytes the other side's
@@ -27,6 +27,7 @@ struct Sharing {
   std::uint32_t paths = 1;
   std::uint32_t epoch = 0;  // if this one is installed already, the lane joins it late and is marked at once
   std::uint32_t channel = 0;
+  bool direct = false;  // it leads to a member that is no neighbour in the ring
 };
 
 struct LaneInfo {
@@ -38,6 +39,7 @@ struct LaneInfo {
   std::uint32_t paths = 1;
   std::uint32_t channel = 0;
   bool in_memory = false;
+  bool direct = false;
 };
 
 // The round-trip time of a path: smoothed, and its minimum (0: unknown). What exceeds the minimum is time in queues, or

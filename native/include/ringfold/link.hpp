@@ -1,4 +1,5 @@
-// All lanes of one channel from this peer to a neighbour, or from it: they share the link's work.
+// All lanes of one channel between this peer and another member: a neighbour in the ring, on one of its two sides, or a
+// member that direct lanes lead to. They share the link's work.
 //
 // Segments are pulled by whichever lane can take more, so the lanes' rates need not be known beforehand. What remains
 // is the end: a lane that is slow, or dead, holds frames that all peers wait for.
@@ -46,10 +47,21 @@ struct LinkContext {
 
 class Link {
  public:
-  Link(PeerId peer, bool outgoing, const LinkContext& context) : peer(peer), outgoing(outgoing), context_(context) {}
+  // What a link is called by: the member at its other end, and how it stands to this one.
+  struct Key {
+    PeerId peer = 0;
+    bool outgoing = false;
+    bool direct = false;
+    auto operator<=>(const Key&) const = default;
+  };
 
-  const PeerId peer;
-  const bool outgoing;
+  Link(Key key, const LinkContext& context) : key(key), context_(context) {}
+
+  const Key key;
+  // In the installed epoch; no_side: it has no place in it.
+  Side side() const { return context_.epoch.side_of(key.peer, key.outgoing, key.direct); }
+  // One of its lanes has sent the mark of the installed epoch.
+  bool is_marked() const;
 
   Lane& add(Lane lane);
   std::map<ConnId, Lane>& lanes() { return lanes_; }

@@ -46,6 +46,7 @@ struct Cut {
   std::size_t small_bytes = 0, segment_bytes = 0;
   bool fine = false;  // segments small enough that paths of different speed end together
   std::uint32_t channels = 1;
+  std::uint32_t hosts = 1;
 };
 
 class Op {

@@ -7,6 +7,12 @@
 // What a channel reports about an op comes in by on_report(). A Done leaves when all parts of the op have all their
 // segments, and memory is changed or given back only after every channel has let go of it (Channel::end).
 //
+// How Dones travel. Around the ring, in both directions to half-way, passed on from rank to rank. Or, where direct lanes
+// lead to all members that are no neighbours, straight to each of them: then nobody passes them on (`is_direct`). Every
+// rank decides that for its own Dones, whenever one leaves, because either is complete by itself: each Done reaches each
+// rank exactly once, so who has them all has also passed on what it had to. A direct lane that breaks may have lost a
+// Done; therefore it ends the epoch, like any other link.
+//
 // It belongs to the core: see there who may touch it.
 #pragma once
 
@@ -50,6 +56,8 @@ class OpTable {
 
   // Calls. Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
+  // Whether an op would travel inside Done, in the installed epoch: then only channel 0 is touched by it.
+  bool is_small(const OpSpec& spec) const;
   OpPtr find(std::uint64_t id) const;
   // Only an op whose Done has not been sent can be cancelled: no rank can have committed it.
   bool cancel(std::uint64_t id);
@@ -118,8 +126,8 @@ class OpTable {
   bool on_open(Op& op, const FrameHeader& header, const Payload& payload, std::string& why);
   bool on_absent(Ns now, const OpPtr& op, const Report& report, std::string& why);
   bool on_done(const OpPtr& op, const Report& report, std::string& why);
-  void send_absent(const Op& op, bool to_next, std::uint32_t origin);
-  void send_done(Op& op, bool to_next, std::uint32_t origin, std::uint64_t registrations);
+  void send_absent(const Op& op, Side to, std::uint32_t origin);
+  void send_done(Op& op, Side to, std::uint32_t origin, std::uint64_t registrations, bool is_direct = false);
   void send_done_to_master(Op& op);
 
   void local_part_done(Ns now, const OpPtr& op);

@@ -84,13 +84,17 @@ class OpPart {
 
   const Op& op;
   const std::uint32_t channel;
-  // By direction, [1] to the next peer and [0] to the previous one:
-  bool peer_ready[2] = {};  // it has called the op: no eager limit any more
-  bool ready_sent[2] = {};  // and has received Ready of this peer
-  std::size_t eager_sent[2] = {};
-  std::size_t early_sent[2] = {};      // of these, before the neighbour was known to have called the op
-  std::size_t early_received[2] = {};  // payload that came before Ready was sent to the neighbour
-  std::array<std::uint64_t, max_paths> assigned[2] = {};  // bytes by path
+  // What goes to, and comes from, the member at one side.
+  struct SideState {
+    bool peer_ready = false;  // it has called the op: no eager limit any more
+    bool ready_sent = false;  // and has received Ready of this peer
+    std::size_t eager_sent = 0;
+    std::size_t early_sent = 0;      // of these, before it was known to have called the op
+    std::size_t early_received = 0;  // payload that came before Ready was sent to it
+    std::array<std::uint64_t, max_paths> assigned{};  // bytes by path
+    Fifo<Sendable> own{}, forwards{}, again{};
+  };
+  std::vector<SideState> sides;  // as many as the plan uses, the ring's two at least
   std::uint64_t sent_bytes = 0, received_bytes = 0;
   // Whether what is passed on will need its CRC. Where it was not computed and is needed after all, sending computes
   // it.
@@ -102,19 +106,23 @@ class OpPart {
   // How many ranks contributed to the final value, once a segment of it is here.
   std::optional<std::uint32_t> final_count() const { return final_count_; }
 
-  bool has_sendable(bool to_next) const {
-    return !again_[to_next].empty() || !forwards_[to_next].empty() || !own_[to_next].empty();
+  bool has_sendable(Side to) const {
+    if (to >= sides.size()) return false;
+    const SideState& side = sides[to];
+    return !side.again.empty() || !side.forwards.empty() || !side.own.empty();
   }
-  const Sendable& next_sendable(bool to_next) const {
-    if (!again_[to_next].empty()) return again_[to_next].front();
-    return forwards_[to_next].empty() ? own_[to_next].front() : forwards_[to_next].front();
+  const Sendable& next_sendable(Side to) const {
+    const SideState& side = sides[to];
+    if (!side.again.empty()) return side.again.front();
+    return side.forwards.empty() ? side.own.front() : side.forwards.front();
   }
-  Sendable take_sendable(bool to_next);
+  Sendable take_sendable(Side to);
   // About how many bytes may be sent now.
-  std::size_t sendable_bytes(bool to_next) const {
-    return (again_[to_next].size() + forwards_[to_next].size() + own_[to_next].size()) * plan_.segment_bytes;
+  std::size_t sendable_bytes(Side to) const {
+    const SideState& side = sides[to];
+    return (side.again.size() + side.forwards.size() + side.own.size()) * plan_.segment_bytes;
   }
-  void resend(bool to_next, Sendable item);
+  void resend(Side to, Sendable item);
   // Whether the segment's memory holds a later value by now. That value came around the ring, so the neighbour had the
   // segment, whether or not it has reported that.
   bool superseded(const Sendable& item) const;
@@ -125,7 +133,7 @@ class OpPart {
   enum class Applied { yes, duplicate, invalid };
   // Applies one received segment, with its CRC if it is known: reduces or overwrites, saves what was there, and queues
   // it for the next hop.
-  Applied apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
+  Applied apply(Side from, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
                 std::uint32_t length, std::optional<std::uint32_t> crc, std::uint32_t contributors,
                 bool ignore_bitmap = false);
 
@@ -181,9 +189,6 @@ class OpPart {
   std::optional<std::uint32_t> final_count_;
   // By stage: contributors of the value here, as long as a later stage is reduced into it.
   std::vector<std::uint32_t> stage_counts_;
-  Fifo<Sendable> own_[2];
-  Fifo<Sendable> forwards_[2];
-  Fifo<Sendable> again_[2];
   std::vector<Early> early_;
 };
 

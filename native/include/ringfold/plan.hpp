@@ -12,6 +12,10 @@
 //     the other, then the same in reverse order: 4 exchanges in a row instead of 6.
 //   otherwise, and always when quantised: at stage s < n-1 rank r receives and reduces chunk r-s-1. It ends up owning
 //     chunk r+1, which then circulates unchanged for n-1 stages.
+//   several hosts of m members each, unquantised: the members of a host reduce a part each among themselves, in a ring of
+//     their own; member i then reduces its part with the members i of the other hosts, in a ring across hosts; then the
+//     parts go around inside each host. A rank sends and receives as many bytes as in one ring, but a host of H sends
+//     only 2(H-1)/H B to others, instead of 2(n-1)/n B, and m streams share them.
 // In each of them one rank computes the final value of a byte (or both compute it from the same operands in the same
 // order), so all hold the same bits. reduce_scatter is the first half of the ring, shifted so that rank r owns chunk r;
 // all_gather is the second half; broadcast is a chain from the root with one chunk and n-1 hops.
@@ -27,11 +31,17 @@
 
 namespace ringfold {
 
+// The members that a rank has a link to, seen from it: the two neighbours in the ring, then others by rank
+// (EpochState).
+using Side = std::uint32_t;
+inline constexpr Side previous_side = 0, next_side = 1, first_direct_side = 2;
+inline constexpr Side no_side = ~Side{0};
+
 enum class OpKind : std::uint8_t { all_reduce = 0, broadcast = 1, all_gather = 2, reduce_scatter = 3, barrier = 4 };
 
 struct Send {
   std::uint16_t stage = 0;
-  bool to_next = true;
+  Side to = next_side;
 };
 
 struct Receive {
@@ -39,7 +49,7 @@ struct Receive {
   bool reduce = false;
   bool first_touch = false;  // the range has not been written by an earlier stage: its old bytes must be saved
   bool last_reduce = false;  // this rank becomes the owner of the final value
-  bool from_next = false;
+  Side from = previous_side;
   std::int32_t after = -1;  // the stage whose value this one is reduced into: an earlier arrival waits for it
   std::uint8_t pass_count = 0;
   std::array<Send, 2> passes{};
@@ -73,14 +83,16 @@ struct Plan {
   std::vector<Origin> origins;
   bool exchange = false;  // what is sent and what is received are the same range
   std::uint32_t receive_segments = 0;
-  std::size_t bytes_from_previous = 0;
-  std::size_t bytes_from_next = 0;
+  std::vector<std::size_t> bytes_from = {0, 0};  // by side, as many as the plan uses
 
   const Range& chunk(std::int32_t number) const { return chunks[static_cast<std::size_t>(number)]; }
   std::size_t segments(std::int32_t number) const {
     return (chunk(number).bytes() + segment_bytes - 1) / segment_bytes;
   }
 };
+
+// Where another rank of the ring is, seen from `rank`.
+Side side_towards(std::uint32_t rank, std::uint32_t size, std::uint32_t other);
 
 // `bytes` is the whole range: the input of an all_reduce, reduce_scatter or broadcast, the output of an all_gather.
 // Chunks of an all_gather or reduce_scatter are equal; those of an all_reduce are cut at multiples of 64 bytes.
@@ -89,6 +101,6 @@ struct Plan {
 // of slices. Slices are cut at multiples of 64 bytes, so that no cache line has two writers. The blocks of a quantised
 // op depend on where its segments begin: its slices are whole segments of the whole chunk.
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes, bool quantised = false, Slice slice = {});
+               std::size_t segment_bytes, bool quantised = false, Slice slice = {}, std::uint32_t hosts = 1);
 
 }  // namespace ringfold

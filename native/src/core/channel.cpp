@@ -28,13 +28,14 @@ LaneInfo info_of(const Lane& lane) {
           lane.sharing.shared,
           lane.sharing.paths,
           lane.sharing.channel,
-          lane.in_memory};
+          lane.in_memory,
+          lane.sharing.direct};
 }
 
 }  // namespace
 
-Channel::Channel(const EpochState& epoch, const ShareSources& advice, const Planted& planted)
-    : epoch_(epoch), planted_(planted), context_{epoch, advice, planted, flush_, stats_} {}
+Channel::Channel(std::uint32_t number, const EpochState& epoch, const ShareSources& advice, const Planted& planted)
+    : number_(number), epoch_(epoch), planted_(planted), context_{epoch, advice, planted, flush_, stats_} {}
 
 // Lanes.
 
@@ -43,13 +44,15 @@ void Channel::for_lanes(Visit visit) {
   for (const Place& place : lanes_) visit(*place.link, *place.lane);
 }
 
-Link* Channel::link(bool to_next) {
-  const auto found = links_.find({epoch_.neighbour(to_next), to_next});
+Link* Channel::link(Side side) {
+  if (side >= epoch_.sides()) return nullptr;
+  const auto found = links_.find({epoch_.peer_at(side), side == next_side, side >= first_direct_side});
   return found == links_.end() ? nullptr : &found->second;
 }
 
 void Channel::add_lane(Ns now, Lane given) {
-  Link& link = links_.try_emplace({given.peer, given.outgoing}, given.peer, given.outgoing, context_).first->second;
+  const Link::Key key{given.peer, given.outgoing && !given.sharing.direct, given.sharing.direct};
+  Link& link = links_.try_emplace(key, key, context_).first->second;
   Lane& lane = link.add(std::move(given));
   const auto after = std::find_if(lanes_.begin(), lanes_.end(), [&](const Place& place) { return place.id > lane.id; });
   lanes_.insert(after, {lane.id, &link, &lane});
@@ -60,6 +63,7 @@ void Channel::add_lane(Ns now, Lane given) {
   shared_lanes_ += lane.sharing.shared;
   new_lanes_.push_back(info_of(lane));
   if (lane.sharing.epoch != 0 && lane.sharing.epoch == epoch_.number()) link.mark(lane);
+  look_at_mesh();
   process(lane);
 }
 
@@ -86,26 +90,35 @@ void Channel::close(ConnId id) {
   Link& link = link_of(id);
   forget_lane(id);
   link.remove(id);
-  if (link.lanes().empty()) links_.erase({link.peer, link.outgoing});
+  if (link.lanes().empty()) links_.erase(Link::Key(link.key));
+  look_at_mesh();
 }
 
-void Channel::close_link(PeerId peer, bool outgoing) {
-  const auto found = links_.find({peer, outgoing});
+void Channel::close_link(const Link::Key& key) {
+  const auto found = links_.find(key);
   if (found == links_.end()) return;
   for (const auto& [id, lane] : found->second.lanes()) forget_lane(id);
   links_.erase(found);
+  look_at_mesh();
+}
+
+void Channel::look_at_mesh() {
+  meshed_ = epoch_.sides() > first_direct_side;
+  for (Side side = first_direct_side; side < epoch_.sides() && meshed_; ++side) {
+    const Link* found = link(side);
+    meshed_ = found != nullptr && found->is_marked();
+  }
 }
 
 // All lanes of the link are closed, and the loss is reported once.
 void Channel::drop_link(Link& link, std::string reason, bool died) {
-  const PeerId peer = link.peer;
-  const bool outgoing = link.outgoing;
-  close_link(peer, outgoing);
-  report(
-      {.kind = Report::Kind::link_lost, .peer = peer, .outgoing = outgoing, .text = std::move(reason), .died = died});
+  const Link::Key key = link.key;
+  close_link(key);
+  report({.kind = Report::Kind::link_lost, .link = key, .text = std::move(reason), .died = died});
 }
 
 void Channel::report(Report report, bool is_urgent) {
+  has_wide_report_ |= report.kind != Report::Kind::op_frame || !report.part->op.small;
   reports_.push_back(std::move(report));
   has_urgent_report_ |= is_urgent;
 }
@@ -115,8 +128,8 @@ void Channel::violation(Link& link, std::string reason) {  // another lane would
   drop_link(link, std::move(reason));
 }
 
-void Channel::violation(bool from_next, std::string reason) {
-  if (Link* found = link(from_next)) violation(*found, std::move(reason));
+void Channel::violation(Side from, std::string reason) {
+  if (Link* found = link(from)) violation(*found, std::move(reason));
 }
 
 std::vector<LaneInfo> Channel::lanes() const {
@@ -258,9 +271,12 @@ bool Channel::on_frame(Lane& from, const FrameHeader& header, const std::byte* p
     ++stats_.drained;
     return true;
   }
+  const Side side = epoch_.side_of(from.peer, from.outgoing, from.sharing.direct);
+  const bool is_data = header.kind == LaneFrame::data || header.kind == LaneFrame::ready;
   const bool known =
       (header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready) || header.kind == LaneFrame::absent;
-  if (!known || (header.kind == LaneFrame::open && from.outgoing)) {
+  const bool is_for_ring = !is_data && header.kind != LaneFrame::done;
+  if (!known || side == no_side || (is_for_ring && from.sharing.direct) || (header.kind == LaneFrame::open && from.outgoing)) {
     why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
     return false;
   }
@@ -279,16 +295,15 @@ bool Channel::on_frame(Lane& from, const FrameHeader& header, const std::byte* p
     why = header.kind == LaneFrame::data ? "a segment with a wrong checksum" : "a frame with a wrong checksum";
     return false;
   }
-  if (!is_for_running) return stash(tag, from, header, payload, why);
-  return on_part_frame(tag.running, {from.outgoing, from.in_memory}, header, payload, why);
+  if (!is_for_running) return stash(tag, from, side, header, payload, why);
+  return on_part_frame(tag.running, {side, from.in_memory}, header, payload, why);
 }
 
 // A frame of an op that is not called here yet.
-bool Channel::stash(TagState& tag, const Lane& from, const FrameHeader& header, const std::byte* payload,
+bool Channel::stash(TagState& tag, const Lane& from, Side side, const FrameHeader& header, const std::byte* payload,
                     std::string& why) {
-  const bool from_next = from.outgoing;
   const auto same = [&](const Stashed& other) {
-    return other.from_next == from_next && other.header.kind == header.kind && other.header.stage == header.stage &&
+    return other.from == side && other.header.kind == header.kind && other.header.stage == header.stage &&
            other.header.offset == header.offset && other.header.origin == header.origin;
   };
   if (from.sharing.shared && std::any_of(tag.stash.begin(), tag.stash.end(), same)) {
@@ -303,31 +318,47 @@ bool Channel::stash(TagState& tag, const Lane& from, const FrameHeader& header, 
   const std::size_t of_tag =
       2 * epoch_.frame_limit() + epoch_.size() * (epoch_.spec().small_bytes + sizeof header) + max_control;
   const bool is_too_much = tag.stash_bytes + header.length + sizeof header > of_tag ||
-                           stashed_segments_[from_next] + early > epoch_.early_limit() ||
+                           early_[side].stashed + early > epoch_.early_limit() ||
                            (!is_segment && header.length > sizeof(Descriptor) &&
                             std::size_t{header.length} * epoch_.size() > max_payload_bytes(header.tag));
-  if (header.sequence != tag.next || is_too_much) {
+  // Other channels than 0 do not know of small ops, which count, too.
+  if ((header.sequence != tag.next && number_ == 0) || is_too_much) {
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;
   }
-  tag.stash.push_back({from_next, from.in_memory, header, Bytes(payload, payload + header.length)});
+  tag.stash.push_back({side, from.in_memory, header, Bytes(payload, payload + header.length)});
   tag.stash_bytes += header.length + sizeof header;
-  tag.stashed_segments[from_next] += early;
-  stashed_segments_[from_next] += early;
-  on_early_bytes(from_next, early);
+  early_[side].stashed += early;
+  on_early_bytes(side, early);
   return true;
+}
+
+std::vector<Channel::Stashed> Channel::take_stash(TagState& tag, std::uint32_t sequence) {
+  std::vector<Stashed> stashed = std::exchange(tag.stash, {});
+  tag.stash_bytes = 0;
+  for (const Stashed& frame : stashed) {
+    if (frame.header.kind != LaneFrame::data) continue;
+    early_[frame.from].stashed -= frame.header.length;
+    early_[frame.from].received -= frame.header.length;
+  }
+  std::erase_if(stashed, [sequence](const Stashed& frame) { return is_before(frame.header.sequence, sequence); });
+  return stashed;
 }
 
 bool Channel::on_part_frame(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload,
                             std::string& why) {
-  on_neighbour_called(*part, from.next);
+  if (header.sequence != part->op.sequence && !planted_.apply_finished) {
+    why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
+    return false;
+  }
+  on_neighbour_called(*part, from.side);
   if (header.kind == LaneFrame::ready) return true;
   if (header.kind == LaneFrame::data) return on_data(part, from, header, payload, why);
   const bool is_news = header.kind != LaneFrame::open || header.fingerprint != part->op.fingerprint;
   if (!is_news && header.length == sizeof(Descriptor)) return true;
   report({.kind = Report::Kind::op_frame,
           .part = part,
-          .from_next = from.next,
+          .from = from.side,
           .header = header,
           .payload = Bytes(payload, payload + header.length)});
   return true;
@@ -336,7 +367,6 @@ bool Channel::on_part_frame(const PartPtr& part, Source from, const FrameHeader&
 bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& header, const std::byte* payload,
                       std::string& why) {
   const Op& op = part->op;
-  const bool from_next = from.next;
   if (header.fingerprint != op.fingerprint) return true;  // its descriptor shows that, and the op ends by a verdict
   if (op.small) {
     why = "a segment for an op that travels inside Done";
@@ -344,7 +374,7 @@ bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& heade
   }
   const bool was_finished = part->is_finished();
   const auto crc = from.in_memory ? std::nullopt : std::optional(header.payload_crc);
-  switch (part->apply(from_next, header.stage, header.offset, payload, header.length, crc, header.contributors,
+  switch (part->apply(from.side, header.stage, header.offset, payload, header.length, crc, header.contributors,
                       planted_.apply_duplicate)) {
     case OpPart::Applied::invalid:
       why = "a segment that is in nobody's plan";
@@ -356,13 +386,13 @@ bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& heade
       break;
   }
   part->received_bytes += header.length;
-  if (!part->ready_sent[from_next]) {
-    part->early_received[from_next] += header.length;
-    on_early_bytes(from_next, header.length);
+  if (OpPart::SideState& side = part->sides[from.side]; !side.ready_sent) {
+    side.early_received += header.length;
+    on_early_bytes(from.side, header.length);
   }
   flush_for(*part);
   if (!was_finished && part->is_finished()) {
-    report({.kind = Report::Kind::part_finished, .part = part, .from_next = from_next},
+    report({.kind = Report::Kind::part_finished, .part = part, .from = from.side},
            op.parts_to_finish.fetch_sub(1) == 1);
   }
   return true;
@@ -382,14 +412,12 @@ void Channel::begin(const PartPtr& part) {
   running_.push_back(part);
   part->checksums =
       std::any_of(lanes_.begin(), lanes_.end(), [](const Place& place) { return !place.lane->in_memory; });
-  for (const bool from_next : {false, true}) {
-    part->early_received[from_next] = std::exchange(tag.stashed_segments[from_next], 0);
-    stashed_segments_[from_next] -= part->early_received[from_next];
-    const std::size_t expected = from_next ? part->plan().bytes_from_next : part->plan().bytes_from_previous;
-    if (op.small) continue;
+  if (op.small) return;
+  for (Side from = 0; from < part->sides.size(); ++from) {
     // Up to a segment it may all come early, unless much has come early already.
-    if (expected > epoch_.spec().segment_bytes || 2 * early_received_[from_next] > epoch_.early_limit()) {
-      send_ready(*part, from_next);
+    const std::size_t expected = part->plan().bytes_from[from];
+    if (expected > epoch_.spec().segment_bytes || 2 * early_[from].received > epoch_.early_limit()) {
+      send_ready(*part, from);
     }
   }
 }
@@ -398,16 +426,11 @@ void Channel::replay(const PartPtr& part) {
   TagState& tag = tag_state(part->op.spec.tag);
   if (tag.running != part) return;
   flush_for(*part);
-  const std::vector<Stashed> stashed = std::exchange(tag.stash, {});
-  tag.stash_bytes = 0;
-  for (const bool from_next : {false, true}) {
-    // Counted when they came, and again below, as what comes to an op that runs.
-    early_received_[from_next] -= std::exchange(part->early_received[from_next], 0);
-  }
-  for (const Stashed& frame : stashed) {
+  // What was counted when it came is counted again below, as what comes to an op that runs.
+  for (const Stashed& frame : take_stash(tag, part->op.sequence)) {
     std::string why;
-    if (on_part_frame(part, {frame.from_next, frame.in_memory}, frame.header, frame.payload.data(), why)) continue;
-    violation(frame.from_next, std::move(why));
+    if (on_part_frame(part, {frame.from, frame.in_memory}, frame.header, frame.payload.data(), why)) continue;
+    violation(frame.from, std::move(why));
     return;
   }
 }
@@ -415,90 +438,80 @@ void Channel::replay(const PartPtr& part) {
 void Channel::pass(const Op& op) {
   TagState& tag = tag_state(op.spec.tag);
   tag.next = op.sequence + 1;
-  const std::vector<Stashed> stashed = std::exchange(tag.stash, {});
-  tag.stash_bytes = 0;
-  for (const bool direction : {false, true}) {
-    const std::size_t early = std::exchange(tag.stashed_segments[direction], 0);
-    stashed_segments_[direction] -= early;
-    early_received_[direction] -= early;
-  }
-  for (const Stashed& frame : stashed) {
+  for (const Stashed& frame : take_stash(tag, op.sequence)) {
     if (frame.header.fingerprint != op.fingerprint)
       continue;  // its descriptor shows that, and the op ends by a verdict
-    violation(frame.from_next, "a frame of an op that this channel has no part of");
+    violation(frame.from, "a frame of an op that this channel has no part of");
     return;
   }
 }
 
 void Channel::end(const PartPtr& part, bool committed) {
   for_lanes([&](Link&, Lane& each) { each.detach(*part); });
-  for (const bool direction : {false, true}) {
-    early_received_[direction] -= std::exchange(part->early_received[direction], 0);
-    // Of an op that starts again the neighbour keeps it until the epoch ends: it stays in `early_sent_`.
-    if (committed) release_early(*part, direction);
-    else part->early_sent[direction] = 0;
+  for (Side side = 0; side < part->sides.size(); ++side) {
+    early_[side].received -= std::exchange(part->sides[side].early_received, 0);
+    // Of an op that starts again the neighbour keeps it until the epoch ends: it stays in `early_`.
+    if (committed) release_early(*part, side);
+    else part->sides[side].early_sent = 0;
   }
   std::erase(running_, part);
   const auto tag = tags_.find(part->op.spec.tag);
   if (tag != tags_.end() && tag->second.running == part) tag->second.running = nullptr;
 }
 
-void Channel::send(bool to_next, const FrameHeader& header, Payload payload) {
-  if (Link* found = link(to_next)) found->send(header, std::move(payload));
+void Channel::send(Side to, const FrameHeader& header, Payload payload) {
+  if (Link* found = link(to)) found->send(header, std::move(payload));
 }
 
 // Early segments.
 
-void Channel::send_ready(OpPart& part, bool to_next) {
-  if (std::exchange(part.ready_sent[to_next], true)) return;
-  early_received_[to_next] -= std::exchange(part.early_received[to_next], 0);
-  send(to_next, part.op.header(LaneFrame::ready), {});
+void Channel::send_ready(OpPart& part, Side to) {
+  if (std::exchange(part.sides[to].ready_sent, true)) return;
+  early_[to].received -= std::exchange(part.sides[to].early_received, 0);
+  send(to, part.op.header(LaneFrame::ready), {});
 }
 
 // Early segments came. If they are many, the neighbour may be held back by them: it gets Ready for all ops that are
 // called here.
-void Channel::on_early_bytes(bool from_next, std::size_t bytes) {
-  early_received_[from_next] += bytes;
-  if (2 * early_received_[from_next] <= epoch_.early_limit()) return;
+void Channel::on_early_bytes(Side from, std::size_t bytes) {
+  early_[from].received += bytes;
+  if (2 * early_[from].received <= epoch_.early_limit()) return;
   for (const PartPtr& part : running_) {
-    if (!part->op.small) send_ready(*part, from_next);
+    if (!part->op.small && from < part->sides.size()) send_ready(*part, from);
   }
 }
 
-// A frame about an op came from a neighbour, so it has called the op. Between two peers both neighbours are one.
-void Channel::on_neighbour_called(OpPart& part, bool next) {
-  for (const bool to_next : {false, true}) {
-    if (part.peer_ready[to_next] || (to_next != next && epoch_.size() > 2)) continue;
-    part.peer_ready[to_next] = true;
-    release_early(part, to_next);
+// A frame about an op came from a member, so it has called the op. Between two peers both neighbours are one.
+void Channel::on_neighbour_called(OpPart& part, Side side) {
+  for (Side each = 0; each < part.sides.size(); ++each) {
+    if (part.sides[each].peer_ready || (each != side && epoch_.size() > 2)) continue;
+    part.sides[each].peer_ready = true;
+    release_early(part, each);
     flush_for(part);
   }
 }
 
 // What was sent early of an op counts no longer. Others that were held back by it may go on.
-void Channel::release_early(OpPart& part, bool to_next) {
-  const std::size_t released = std::exchange(part.early_sent[to_next], 0);
+void Channel::release_early(OpPart& part, Side to) {
+  const std::size_t released = std::exchange(part.sides[to].early_sent, 0);
   if (released == 0) return;
-  const bool was_full = early_sent_[to_next] + epoch_.frame_limit() > epoch_.early_limit();
-  early_sent_[to_next] -= released;
-  if (!was_full) return;
-  for_lanes([&](const Link& link, Lane& each) {
-    if (link.outgoing == to_next) flush_.add(each);
-  });
+  const bool was_full = early_[to].sent + epoch_.frame_limit() > epoch_.early_limit();
+  early_[to].sent -= released;
+  if (Link* found = was_full ? link(to) : nullptr) found->flush_all();
 }
 
 // Sending: frames that have begun, then control, then segments pulled from the oldest op that may send.
 
-PartPtr Channel::next_part_to_send(bool to_next) const {
+PartPtr Channel::next_part_to_send(Side to) const {
   if (epoch_.is_sealed()) return nullptr;
   for (const PartPtr& part : running_) {
-    if (!part->has_sendable(to_next)) continue;
-    const std::size_t sent = part->eager_sent[to_next];
-    const Sendable& next = part->next_sendable(to_next);
-    if (part->peer_ready[to_next] || next.again) return part;
+    if (!part->has_sendable(to)) continue;
+    const std::size_t sent = part->sides[to].eager_sent;
+    const Sendable& next = part->next_sendable(to);
+    if (part->sides[to].peer_ready || next.again) return part;
     const bool is_eager = sent == 0 || sent + next.length <= epoch_.spec().segment_bytes;
     const bool is_kept =
-        early_sent_[to_next] + next.travelling_bytes() <= epoch_.early_limit() || planted_.early_unlimited;
+        early_[to].sent + next.travelling_bytes() <= epoch_.early_limit() || planted_.early_unlimited;
     if (is_eager && is_kept) return part;
   }
   return nullptr;
@@ -506,7 +519,7 @@ PartPtr Channel::next_part_to_send(bool to_next) const {
 
 void Channel::flush_for(const OpPart& part) {
   for_lanes([&](const Link& link, Lane& each) {
-    if (part.has_sendable(link.outgoing)) flush_.add(each);
+    if (part.has_sendable(link.side())) flush_.add(each);
   });
 }
 
@@ -536,22 +549,23 @@ OutFrame Channel::segment_frame(const Lane& to, const PartPtr& part, Sendable it
 }
 
 void Channel::pull(Link& link, Lane& to) {
-  const bool to_next = link.outgoing;
+  const Side side = link.side();
+  if (side == no_side) return;
   // Among several lanes nothing is decided earlier than it must be.
   const std::size_t max_frames = to.sharing.shared ? 1 : queue_ahead_frames;
   while (to.tx.bytes() < queue_ahead_bytes && to.tx.size() < max_frames) {
-    const PartPtr part = next_part_to_send(to_next);
+    const PartPtr part = next_part_to_send(side);
     if (part == nullptr && link.reissue(to)) continue;
     if (part == nullptr) return;
     if (!link.may_take(to, *part) && link.leave_to_others(to, *part)) return;
-    Sendable item = part->take_sendable(to_next);
+    Sendable item = part->take_sendable(side);
     if (item.again && part->superseded(item)) continue;
-    if (planted_.apply_duplicate && !item.again && item.offset % 3 == 1) part->resend(to_next, item);
+    if (planted_.apply_duplicate && !item.again && item.offset % 3 == 1) part->resend(side, item);
     const std::uint32_t length = item.travelling_bytes();
-    if (!item.again) part->eager_sent[to_next] += item.length;
-    if (!item.again && !part->peer_ready[to_next]) {
-      part->early_sent[to_next] += length;
-      early_sent_[to_next] += length;
+    if (!item.again) part->sides[side].eager_sent += item.length;
+    if (!item.again && !part->sides[side].peer_ready) {
+      part->sides[side].early_sent += length;
+      early_[side].sent += length;
     }
     link.count_assigned(to, *part, length);
     part->sent_bytes += length;
@@ -591,9 +605,7 @@ void Channel::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns r
 // Early segments belong to the epoch: after it they are counted no more.
 void Channel::forget_tags() {
   tags_.clear();
-  for (const bool direction : {false, true}) {
-    early_sent_[direction] = early_received_[direction] = stashed_segments_[direction] = 0;
-  }
+  early_.assign(std::max(epoch_.sides(), 2u), {});
 }
 
 void Channel::install(Ns now) {
@@ -601,6 +613,7 @@ void Channel::install(Ns now) {
   largest_segment_ = 0;
   forget_tags();
   for (auto& [key, link] : links_) link.install(now);
+  look_at_mesh();
 }
 
 void Channel::resume() {
@@ -629,7 +642,7 @@ Ns Channel::stalled(Ns now, bool outgoing, Ns oldest) const {
   bool any = false;
   Ns least = 0;
   for (const auto& [key, link] : links_) {
-    if (link.outgoing != outgoing) continue;
+    if (key.outgoing != outgoing || key.direct) continue;
     for (const auto& [id, each] : link.lanes()) {
       const bool waits = each.meter.unacknowledged() > 0 || !each.tx.empty();
       const Ns since = waits ? now - std::max(oldest, each.meter.last_acknowledged()) : 0;
@@ -643,7 +656,7 @@ Ns Channel::stalled(Ns now, bool outgoing, Ns oldest) const {
 Ns Channel::last_received() const {
   Ns last = 0;
   for (const auto& [key, link] : links_) {
-    if (link.outgoing) continue;
+    if (key.outgoing || key.direct) continue;
     for (const auto& [id, each] : link.lanes()) last = std::max(last, each.last_received);
   }
   return last;
@@ -674,13 +687,13 @@ void Channel::advice_changed() {
 
 void Channel::advice_changed(PeerId peer) {
   for_lanes([&](const Link& link, Lane& each) {
-    if (link.peer == peer) flush_.add(each);
+    if (link.key.peer == peer) flush_.add(each);
   });
 }
 
 std::array<std::uint64_t, max_paths> Channel::path_rates(Ns now, PeerId peer) const {
   std::array<std::uint64_t, max_paths> rates{};
-  const auto found = links_.find({peer, true});
+  const auto found = links_.find({peer, true, false});
   if (found == links_.end()) return rates;
   for (const auto& [id, each] : found->second.lanes()) rates[each.sharing.path] += each.meter.recent_rate(now);
   return rates;
@@ -691,7 +704,7 @@ std::array<Rtt, max_paths> Channel::path_rtts(Ns now, PeerId peer) const {
   std::array<Rtt, max_paths> rtts{};
   std::array<Ns, max_paths> counted{};
   for (const bool outgoing : {false, true}) {
-    const auto found = links_.find({peer, outgoing});
+    const auto found = links_.find({peer, outgoing, false});
     if (found == links_.end()) continue;
     for (const auto& [id, each] : found->second.lanes()) {
       const Rtt its = each.meter.recent_rtt(now);
@@ -710,7 +723,7 @@ std::array<Rtt, max_paths> Channel::path_rtts(Ns now, PeerId peer) const {
 
 std::array<std::uint64_t, max_paths> Channel::path_bytes(bool to_next) const {
   if (epoch_.size() == 0) return {};
-  const auto found = links_.find({epoch_.neighbour(to_next), to_next});
+  const auto found = links_.find({epoch_.neighbour(to_next), to_next, false});
   return found == links_.end() ? std::array<std::uint64_t, max_paths>{} : found->second.path_bytes();
 }
 

@@ -15,7 +15,7 @@ void append(std::vector<T>& to, std::vector<T> from) {
 
 Channel& Channels::at(std::uint32_t number) {
   while (channels_.size() <= number) {
-    channels_.push_back(std::make_unique<Channel>(epoch_, advice_, planted_));
+    channels_.push_back(std::make_unique<Channel>(static_cast<std::uint32_t>(channels_.size()), epoch_, advice_, planted_));
     channels_.back()->set_first_sequence(first_sequence_);
   }
   return *channels_[number];
@@ -42,8 +42,8 @@ void Channels::forget_tags() {
   for (const auto& channel : channels_) channel->forget_tags();
 }
 
-void Channels::close_link(PeerId peer, bool outgoing) {
-  for (const auto& channel : channels_) channel->close_link(peer, outgoing);
+void Channels::close_link(const Link::Key& key) {
+  for (const auto& channel : channels_) channel->close_link(key);
 }
 
 std::vector<LaneInfo> Channels::lanes() const {

@@ -226,6 +226,14 @@ void Core::on_control_frame(Ns now, const MessageConnection::Incoming& frame, st
   }
 }
 
+void Core::route_small(Ns now) {
+  Channel& channel = channels_.at(0);
+  while (channel.has_reports() && !channel.concerns_others()) {
+    for (const Report& report : channel.take_reports()) ops_.on_report(now, report);
+  }
+  send_dones();
+}
+
 void Core::route(Ns now) {
   for (std::size_t i = 0; i < channels_.all().size();) {
     if (!channels_.all()[i]->has_reports()) {
@@ -235,6 +243,10 @@ void Core::route(Ns now) {
     for (const Report& report : channels_.all()[i]->take_reports()) on_report(now, report);
     i = 0;  // what was decided may have led to another report
   }
+  send_dones();
+}
+
+void Core::send_dones() {
   for (const Bytes& done : ops_.take_dones()) {
     MessageConnection* master = find_conn(control_.conn());
     if (master == nullptr) break;
@@ -249,11 +261,12 @@ void Core::on_report(Ns now, const Report& report) {
     ops_.on_report(now, report);
     return;
   }
-  if (is_link) channels_.close_link(report.peer, report.outgoing);
+  if (is_link) channels_.close_link(report.link);
   Event event{.kind = is_link ? Event::Kind::link_lost : Event::Kind::closed,
               .conn = report.conn,
-              .peer = report.peer,
-              .outgoing = report.outgoing};
+              .peer = report.link.peer,
+              .outgoing = report.link.outgoing};
+  event.direct = report.link.direct;
   event.text = report.text;
   event.died = report.died;
   events_.push(std::move(event));
@@ -384,6 +397,12 @@ void Core::install(Ns now, EpochSpec spec) {
 std::uint64_t Core::submit(Ns now, OpSpec spec) {
   const std::uint64_t id = ops_.submit(now, std::move(spec));
   route(now);
+  return id;
+}
+
+std::uint64_t Core::submit_small(Ns now, OpSpec spec) {
+  const std::uint64_t id = ops_.submit(now, std::move(spec));
+  route_small(now);
   return id;
 }
 

@@ -9,7 +9,22 @@ void EpochState::install(EpochSpec spec) {
   spec_ = std::move(spec);
   spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
   spec_.channels = std::clamp(spec_.channels, std::uint32_t{1}, max_channels);
+  const std::uint32_t n = spec_.size;
+  ranks_.clear();
+  if (n > 1) ranks_ = {(spec_.rank + n - 1) % n, (spec_.rank + 1) % n};
+  for (std::uint32_t rank = 0; rank < n && n > 1; ++rank) {
+    if (rank != spec_.rank && rank != ranks_[previous_side] && rank != ranks_[next_side]) ranks_.push_back(rank);
+  }
   sealed_ = false;
+}
+
+Side EpochState::side_of(PeerId peer, bool outgoing, bool direct) const {
+  if (ranks_.empty()) return no_side;
+  if (!direct) return peer_at(outgoing ? next_side : previous_side) == peer ? Side{outgoing} : no_side;
+  for (Side side = first_direct_side; side < sides(); ++side) {
+    if (peer_at(side) == peer) return side;
+  }
+  return no_side;
 }
 
 std::size_t EpochState::frame_limit() const {

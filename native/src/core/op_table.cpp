@@ -13,6 +13,7 @@ constexpr std::size_t min_timed_bytes = std::size_t{4} << 20;  // of payload: le
 constexpr std::uint32_t no_payload = 0xffff'ffff;  // in evidence, instead of a length: the rank contributes nothing
 constexpr Ns announce_after = 100 * millisecond;   // younger ops are not reported
 constexpr std::size_t max_announced = 64;
+constexpr std::uint16_t direct_stage = 1;  // of a Done that nobody passes on
 
 }  // namespace
 
@@ -68,7 +69,7 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
   const EpochSpec& spec = epoch_.spec();
   const auto known = tags_.find(op.spec.tag);
   const std::uint32_t sequence = known == tags_.end() ? first_sequence_ : known->second.next;
-  op.start({spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath, spec.channels}, sequence,
+  op.start({spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath, spec.channels, spec.hosts}, sequence,
            pool_);
   TagState& tag = tag_state(op.spec.tag);
   called_tags_ += !std::exchange(tag.called, true);
@@ -78,7 +79,19 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
   op.deadline = now + op.spec.timeout;
 }
 
+bool OpTable::is_small(const OpSpec& spec) const {
+  std::size_t bytes = 0;
+  for (const Span& span : spec.spans) bytes += span.bytes;
+  const EpochSpec& epoch = epoch_.spec();
+  return bytes <= epoch.small_bytes && bytes * epoch.size <= max_payload_bytes(spec.tag);
+}
+
+// Small ops touch channel 0 alone, because other threads may drive the others.
 void OpTable::begin_parts(const Op& op) {
+  if (op.small) {
+    channels_.at(0).begin(op.parts.front());
+    return;
+  }
   for (std::uint32_t number = 0; number < channels_.in_use(); ++number) {
     const auto part = std::find_if(op.parts.begin(), op.parts.end(),
                                    [number](const PartPtr& each) { return each->channel == number; });
@@ -101,13 +114,13 @@ void OpTable::start(Ns now, const OpPtr& op) {
   tag_state(op->spec.tag).running = op;
   running_.push_back(op);
   const bool whole_through_master = op->small && spec.evidence_by_master;
-  if (!whole_through_master) channels_.at(0).send(true, op->header(LaneFrame::open), raw(op->descriptor));
+  if (!whole_through_master) channels_.at(0).send(next_side, op->header(LaneFrame::open), raw(op->descriptor));
   const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
   begin_parts(*op);
   if (op->small) op->payloads[spec.rank] = op->own_payload();
   if (!op->small && op->is_absent(spec.rank)) {
-    send_absent(*op, true, spec.rank);
-    if (spec.size > 2) send_absent(*op, false, spec.rank);
+    send_absent(*op, next_side, spec.rank);
+    if (spec.size > 2) send_absent(*op, previous_side, spec.rank);
   }
   if (op->small || op->local_part_finished()) local_part_done(now, op);
   for (const PartPtr& part : parts) channels_.at(part->channel).replay(part);
@@ -179,7 +192,7 @@ void OpTable::on_report(Ns now, const Report& report) {
   } else {
     on_frame(now, op, report, why);
   }
-  if (!why.empty()) channels_.at(report.part->channel).violation(report.from_next, std::move(why));
+  if (!why.empty()) channels_.at(report.part->channel).violation(report.from, std::move(why));
 }
 
 bool OpTable::on_frame(Ns now, const OpPtr& op, const Report& report, std::string& why) {
@@ -216,20 +229,20 @@ bool OpTable::on_absent(Ns now, const OpPtr& op, const Report& report, std::stri
     return false;
   }
   if (op->is_absent(header.origin)) return true;
-  const auto journey = epoch_.journey(header.origin, report.from_next);
+  const auto journey = epoch_.journey(header.origin, report.from == next_side);
   if (journey.travelled > journey.reach || !op->set_absent(header.origin)) {
     why = "a rank that is absent, although it contributed or is too far away";
     return false;
   }
-  if (journey.travelled < journey.reach) send_absent(*op, !report.from_next, header.origin);
+  if (journey.travelled < journey.reach) send_absent(*op, Side{report.from == previous_side}, header.origin);
   if (op->state == OpState::running && op->local_part_finished()) local_part_done(now, op);
   return true;
 }
 
-void OpTable::send_absent(const Op& op, bool to_next, std::uint32_t origin) {
+void OpTable::send_absent(const Op& op, Side to, std::uint32_t origin) {
   FrameHeader header = op.header(LaneFrame::absent);
   header.origin = origin;
-  channels_.at(0).send(to_next, header, {});
+  channels_.at(0).send(to, header, {});
 }
 
 bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
@@ -245,8 +258,11 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
     return false;
   }
   if (op->dones[header.origin]) return true;
-  const auto journey = epoch_.journey(header.origin, report.from_next);
-  if (journey.travelled > journey.reach) {
+  const bool is_direct = header.stage == direct_stage;
+  const auto journey = epoch_.journey(header.origin, report.from == next_side);
+  const bool is_lost = is_direct || report.from >= first_direct_side ? header.origin != epoch_.rank_at(report.from)
+                                                                     : journey.travelled > journey.reach;
+  if (is_lost || (report.from >= first_direct_side && !is_direct)) {
     why = "a Done that went too far";
     return false;
   }
@@ -257,7 +273,9 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
   op->dones[header.origin] = true;
   ++op->done_count;
   op->registrations = std::max(op->registrations, header.registrations);
-  if (journey.travelled < journey.reach) send_done(*op, !report.from_next, header.origin, header.registrations);
+  if (!is_direct && journey.travelled < journey.reach) {
+    send_done(*op, Side{report.from == previous_side}, header.origin, header.registrations);
+  }
   check_evidence(op);
   return true;
 }
@@ -300,7 +318,7 @@ bool OpTable::on_evidence(const std::byte* body, std::size_t bytes, std::string&
 void OpTable::local_part_done(Ns now, const OpPtr& op) {
   if (!op->small) op->state = OpState::done;
   const std::uint64_t out_bytes = op->sent_to_next();
-  if (out_bytes >= min_timed_bytes && op->absent_count() == 0) {
+  if (out_bytes >= min_timed_bytes && op->absent_count() == 0 && epoch_.spec().hosts < 2) {
     const double seconds = static_cast<double>(std::max<Ns>(now - op->started, 1)) / 1e9;
     best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
   }
@@ -310,8 +328,13 @@ void OpTable::local_part_done(Ns now, const OpPtr& op) {
   if (epoch_.spec().evidence_by_master) {
     send_done_to_master(*op);
   } else {
-    send_done(*op, true, epoch_.rank(), registrations_);
-    if (epoch_.size() > 2) send_done(*op, false, epoch_.rank(), registrations_);
+    const bool is_direct = epoch_.spec().direct && channels_.at(0).is_meshed();
+    send_done(*op, next_side, epoch_.rank(), registrations_, is_direct);
+    if (epoch_.size() > 2) send_done(*op, previous_side, epoch_.rank(), registrations_, is_direct);
+    for (Side side = first_direct_side; is_direct && side < epoch_.sides(); ++side) {
+      if (planted_.direct_forgotten && side + 1 == epoch_.sides()) continue;
+      send_done(*op, side, epoch_.rank(), registrations_, true);
+    }
   }
   check_evidence(op);
 }
@@ -334,19 +357,21 @@ void OpTable::send_done_to_master(Op& op) {
   dones_.push_back(std::move(body));
 }
 
-void OpTable::send_done(Op& op, bool to_next, std::uint32_t origin, std::uint64_t registrations) {
+void OpTable::send_done(Op& op, Side to, std::uint32_t origin, std::uint64_t registrations, bool is_direct) {
   FrameHeader header = op.header(LaneFrame::done);
+  header.stage = is_direct ? direct_stage : 0;
   header.origin = origin;
   header.registrations = registrations;
   Payload payload;
   if (op.small) payload = op.payloads[origin];
   header.contributors = !op.small || payload.is_there() ? 1 : 0;
   op.result.sent_bytes += payload.size();
-  channels_.at(0).send(to_next, header, std::move(payload));
+  channels_.at(0).send(to, header, std::move(payload));
 }
 
 void OpTable::check_evidence(const OpPtr& op) {
-  const std::uint32_t needed = planted_.commit_missing_done && !op->small ? epoch_.size() - 1 : epoch_.size();
+  const bool too_soon = op->small ? planted_.payload_forgotten && epoch_.spec().direct : planted_.commit_missing_done;
+  const std::uint32_t needed = epoch_.size() - too_soon;
   if (op->done_count < needed) return;
   if (op->small ? op->payloads_fit() : op->state == OpState::done) commit(op);
 }

@@ -330,8 +330,14 @@ std::uint64_t Engine::submit(OpSpec spec) {
 std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   const FloatEnvironment arithmetic;
   const std::unique_lock lock = take_mutex();
-  const Standstill still(*this);
-  const std::uint64_t id = core_.submit(monotonic_now(), std::move(spec));
+  const Ns now = monotonic_now();
+  std::uint64_t id = 0;
+  if (core_.ops().is_small(spec)) {
+    id = core_.submit_small(now, std::move(spec));
+  } else {
+    const Standstill still(*this);
+    id = core_.submit(now, std::move(spec));
+  }
   if (driving_.load() && in_epoll_.load() > 0) wake();  // another thread drives, and sleeps
   return id;
 }

@@ -265,6 +265,7 @@ void Engine::settle_channels() {
 }
 
 void Engine::settle_if_wanted(Ns now) {
+  if (lanes_.channel().wants_core() && !lanes_.channel().concerns_others()) core_.route_small(now);
   if (!lanes_.channel().wants_core() && !core_.wants_settling()) return;
   Standstill still(*this);
   core_.route(now);

@@ -79,7 +79,7 @@ bool Link::too_late(const Lane& lane, const OpPart& part) const {
   }
   if (lane.meter.rate() <= 0) return false;
   double rate = 0;
-  auto bytes = static_cast<double>(part.sendable_bytes(outgoing));
+  auto bytes = static_cast<double>(part.sendable_bytes(side()));
   const std::size_t segment = part.plan().segment_bytes;
   Ns soonest = std::numeric_limits<Ns>::max();
   std::array<std::optional<bool>, max_paths> advised;  // the lanes of a path are advised alike
@@ -130,7 +130,7 @@ bool Link::too_late_by_shares(const Lane& lane, const OpPart& part, const PathSh
   const auto segment = static_cast<double>(part.plan().segment_bytes);
   const auto takes = [&](const Lane& each) { return (each.ahead() + segment) / advice.share[each.sharing.path]; };
   double shares = 0, soonest = std::numeric_limits<double>::infinity();
-  auto bytes = static_cast<double>(part.sendable_bytes(outgoing));
+  auto bytes = static_cast<double>(part.sendable_bytes(side()));
   for (const auto& [id, other] : lanes_) {
     if (id == lane.id || !is_marked(other)) continue;
     if (advice.share[other.sharing.path] == 0 || other.meter.is_silent() || !is_advised(other, part)) continue;
@@ -144,7 +144,7 @@ bool Link::too_late_by_shares(const Lane& lane, const OpPart& part, const PathSh
 // What is advised for this link now.
 std::optional<PathShares> Link::advice_for(const Lane& lane) const {
   PathShares advice;
-  if (lane.sharing.paths < 2 || context_.advice.empty() || !context_.advice.read(peer, advice)) return std::nullopt;
+  if (lane.sharing.paths < 2 || context_.advice.empty() || !context_.advice.read(key.peer, advice)) return std::nullopt;
   return advice;
 }
 
@@ -178,10 +178,10 @@ bool Link::is_advised(const Lane& lane, const OpPart& part) const {
   for (std::size_t path = 0; path < max_paths; ++path) {
     if (!counts[path]) continue;
     whole += advice->share[path];
-    sent += static_cast<double>(part.assigned[outgoing][path]);
+    sent += static_cast<double>(part.sides[side()].assigned[path]);
   }
   if (whole == 0) return true;
-  const std::size_t length = part.next_sendable(outgoing).length, segment_bytes = part.plan().segment_bytes;
+  const std::size_t length = part.next_sendable(side()).length, segment_bytes = part.plan().segment_bytes;
   if (advice->is_fixed() && !context_.planted.shares_expire) {
     return is_within_share(lane, length, segment_bytes, *advice);
   }
@@ -189,7 +189,7 @@ bool Link::is_advised(const Lane& lane, const OpPart& part) const {
   if (sent >= weighed_segments * segment) return true;
   // How far a path would be behind its share. The one furthest behind may always take the next segment.
   const auto behind = [&](std::size_t path) {
-    return advice->share[path] / whole * (sent + next) - static_cast<double>(part.assigned[outgoing][path]);
+    return advice->share[path] / whole * (sent + next) - static_cast<double>(part.sides[side()].assigned[path]);
   };
   double most = 0;
   for (std::size_t path = 0; path < max_paths; ++path) {

@@ -29,6 +29,10 @@ void Link::remove(ConnId id) {
   }
 }
 
+bool Link::is_marked() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [this](const auto& each) { return is_marked(each.second); });
+}
+
 void Link::install(Ns now) {
   path_bytes_.fill(0);
   credits_.clear();
@@ -97,7 +101,7 @@ void Link::requeue(const FrameHeader& header, const PartPtr& part, const Sendabl
   if (context_.planted.forget_lane || !worth_sending(header, part, item)) return;
   ++context_.stats.reissued;
   if (header.kind == LaneFrame::data) {
-    part->resend(outgoing, item);
+    part->resend(side(), item);
     flush_all();
   } else {
     send(header, owned);
@@ -194,7 +198,7 @@ bool Link::reissue(Lane& idle) {
 
 void Link::count_assigned(const Lane& lane, OpPart& part, std::size_t bytes) {
   if (lane.sharing.paths < 2) return;
-  part.assigned[outgoing][lane.sharing.path] += bytes;
+  part.sides[side()].assigned[lane.sharing.path] += bytes;
   path_bytes_[lane.sharing.path] += bytes;
   if (context_.advice.empty()) return;
   charge(lane, static_cast<double>(bytes));

@@ -125,7 +125,7 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   if (slices > 1 && size_ > 2 && !quantised) segment_bytes = ring_segment(whole / size_ / slices, segment_bytes);
   const auto only = static_cast<std::uint32_t>(whole >= least ? spec.tag % cut.channels : 0);
   for (std::uint32_t slice = 0; slice < slices; ++slice) {
-    Plan plan = make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices});
+    Plan plan = make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices}, cut.hosts);
     const std::uint32_t channel = is_cut ? slice : only;
     if (parts.empty() && channel > 0) parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));
     parts.push_back(std::make_shared<OpPart>(*this, channel, std::move(plan)));
@@ -172,7 +172,7 @@ bool Op::set_absent(std::uint32_t rank) {
 
 std::uint64_t Op::sent_to_next() const {
   std::uint64_t sum = 0;
-  for (const PartPtr& part : parts) sum += part->eager_sent[true];
+  for (const PartPtr& part : parts) sum += part->sides[next_side].eager_sent;
   return sum;
 }
 

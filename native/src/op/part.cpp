@@ -26,6 +26,7 @@ Bytes negative_zeros(kernels::DType dtype, std::size_t items) {
 OpPart::OpPart(const Op& op, std::uint32_t channel, Plan plan)
     : op(op),
       channel(channel),
+      sides(plan.bytes_from.size()),
       plan_(std::move(plan)),
       bitmap_((plan_.receive_segments + 63) / 64),
       stage_counts_(plan_.receives.size()) {
@@ -39,7 +40,7 @@ void OpPart::queue_own() {
   for (const Origin& origin : plan_.origins) {
     const Range chunk = plan_.chunk(origin.chunk);
     for (std::size_t at = chunk.begin; at < chunk.end; at += plan_.segment_bytes) {
-      own_[origin.send.to_next].push({.stage = origin.send.stage,
+      sides[origin.send.to].own.push({.stage = origin.send.stage,
                                       .own = true,
                                       .length = wire_bytes(at, segment_end(origin.chunk, at)),
                                       .offset = at,
@@ -63,13 +64,12 @@ std::uint32_t OpPart::wire_bytes(std::size_t from, std::size_t to) const {
 
 // What is to come counts as it travels: whether it all fits into what may be sent eagerly.
 void OpPart::count_wire_bytes() {
-  plan_.bytes_from_previous = plan_.bytes_from_next = 0;
+  std::fill(plan_.bytes_from.begin(), plan_.bytes_from.end(), 0);
   for (const Receive& receive : plan_.receives) {
     if (receive.chunk < 0) continue;
     const Range chunk = plan_.chunk(receive.chunk);
     for (std::size_t at = chunk.begin; at < chunk.end; at += plan_.segment_bytes) {
-      (receive.from_next ? plan_.bytes_from_next : plan_.bytes_from_previous) +=
-          wire_bytes(at, segment_end(receive.chunk, at));
+      plan_.bytes_from[receive.from] += wire_bytes(at, segment_end(receive.chunk, at));
     }
   }
 }
@@ -85,9 +85,9 @@ Bytes OpPart::encoded(std::size_t from, std::size_t to) const {
   return out;
 }
 
-void OpPart::resend(bool to_next, Sendable item) {
+void OpPart::resend(Side to, Sendable item) {
   item.again = true;
-  again_[to_next].push(std::move(item));
+  sides[to].again.push(std::move(item));
 }
 
 bool OpPart::superseded(const Sendable& item) const {
@@ -101,10 +101,9 @@ bool OpPart::superseded(const Sendable& item) const {
   return false;
 }
 
-Sendable OpPart::take_sendable(bool to_next) {
-  Fifo<Sendable>& queue = !again_[to_next].empty()     ? again_[to_next]
-                          : forwards_[to_next].empty() ? own_[to_next]
-                                                       : forwards_[to_next];
+Sendable OpPart::take_sendable(Side to) {
+  SideState& side = sides[to];
+  Fifo<Sendable>& queue = !side.again.empty() ? side.again : side.forwards.empty() ? side.own : side.forwards;
   Sendable item = queue.pop();
   if (quantised() && item.own && item.contributors > 0) {
     item.encoded = encoded(item.offset, segment_end(plan_.origins.front().chunk, item.offset));
@@ -159,13 +158,13 @@ std::uint32_t OpPart::crc_of(const Sendable& item) const {
   return crc;
 }
 
-OpPart::Applied OpPart::apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
+OpPart::Applied OpPart::apply(Side from, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
                               std::uint32_t length, std::optional<std::uint32_t> crc, std::uint32_t contributors,
                               bool ignore_bitmap) {
   if (stage >= plan_.receives.size() || plan_.receives[stage].chunk < 0) return Applied::invalid;
   const Receive& receive = plan_.receives[stage];
   const Range chunk = plan_.chunk(receive.chunk);
-  if (receive.from_next != from_next) return Applied::invalid;
+  if (receive.from != from) return Applied::invalid;
   if (!chunk.has(offset) || (offset - chunk.begin) % plan_.segment_bytes != 0) return Applied::invalid;
   const std::uint32_t value_bytes = wire_bytes(offset, segment_end(receive.chunk, offset));
   if (length != (contributors > 0 ? value_bytes : 0)) return Applied::invalid;
@@ -212,7 +211,7 @@ void OpPart::apply_early(std::uint16_t after, std::uint64_t offset) {
     if (receive.after != after || early_[i].offset != offset) continue;
     const Early found = std::move(early_[i]);
     early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
-    apply(receive.from_next, found.stage, offset, found.payload.data(),
+    apply(receive.from, found.stage, offset, found.payload.data(),
           static_cast<std::uint32_t>(found.payload.size()), found.crc, found.contributors);
     return;
   }
@@ -251,7 +250,7 @@ void OpPart::pass_on(const Receive& receive, const Incoming& in, std::optional<s
                      const Payload& encoded, std::uint32_t contributors) {
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
-    forwards_[send.to_next].push({.stage = send.stage,
+    sides[send.to].forwards.push({.stage = send.stage,
                                   .length = in.length,
                                   .offset = in.offset,
                                   .crc = crc.value_or(0),

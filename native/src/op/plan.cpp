@@ -49,8 +49,8 @@ std::uint32_t modulo(std::int64_t value, std::uint32_t size) {
   return static_cast<std::uint32_t>(((value % n) + n) % n);
 }
 
-void pass(Receive& receive, std::uint32_t stage, bool to_next = true) {
-  receive.passes[receive.pass_count++] = {static_cast<std::uint16_t>(stage), to_next};
+void pass(Receive& receive, std::uint32_t stage, Side to = next_side) {
+  receive.passes[receive.pass_count++] = {static_cast<std::uint16_t>(stage), to};
 }
 
 // `hops` stages in which chunks wander to the next rank, each passed on until the last of them.
@@ -91,13 +91,13 @@ void plan_square(Plan& plan, std::size_t bytes) {
   const bool even = plan.rank % 2 == 0;
   const int a = plan.rank == 1 || plan.rank == 2, b = plan.rank >= 2;
   const auto q = [](int first, int second) { return first * 2 + second; };
-  const bool across = even, along = !even;  // whether that partner is the next rank
+  const Side across = even ? next_side : previous_side, along = even ? previous_side : next_side;
   plan.origins = {{q(!a, !b), {0, across}}, {q(!a, b), {1, across}}};
   plan.receives.resize(6);
-  const auto receive = [&](int stage, int chunk, bool from_next, bool reduce, bool first_touch) -> Receive& {
+  const auto receive = [&](int stage, int chunk, Side from, bool reduce, bool first_touch) -> Receive& {
     Receive& out = plan.receives[static_cast<std::size_t>(stage)];
     out.chunk = chunk;
-    out.from_next = from_next;
+    out.from = from;
     out.reduce = reduce;
     out.first_touch = first_touch;
     return out;
@@ -125,6 +125,52 @@ void plan_ring(Plan& plan, std::size_t bytes, bool quantised) {
     stages.receive(r - s - 1, true, last || !quantised, last);
   }
   for (std::uint32_t t = 0; t < hops; ++t) stages.receive(r - t, false, t == 0 || quantised, false);
+}
+
+// Rank h m + i is member i of host h. The chunks of part p are p H to p H + H - 1: one for each host, because the ring
+// across hosts cuts a part once more. Each has stages of its own, so that a chunk goes on as soon as it is there.
+void plan_hosts(Plan& plan, std::size_t bytes, std::uint32_t hosts) {
+  const std::uint32_t members = plan.size / hosts, h = plan.rank / members, i = plan.rank % members;
+  const auto side = [&](std::uint32_t host, std::uint32_t member) {
+    return side_towards(plan.rank, plan.size, host % hosts * members + member % members);
+  };
+  const Side here_next = side(h, i + 1), here_previous = side(h, i + members - 1);
+  const Side there_next = side(h + 1, i), there_previous = side(h + hosts - 1, i);
+  const std::uint32_t across = (members - 1) * hosts;            // the first stage between hosts
+  const std::uint32_t gathering = across + 2 * (hosts - 1);      // and the first one of the end, inside each host
+  const std::uint32_t mine = modulo(std::int64_t{i} + 1, members);  // the part that this rank reduces across hosts
+  const auto chunk = [&](std::int64_t part, std::int64_t of_host) {
+    return static_cast<std::int32_t>(modulo(part, members) * hosts + modulo(of_host, hosts));
+  };
+  plan.chunks = grained_chunks(bytes, plan.size);
+  plan.receives.resize(gathering + (members - 1) * hosts);
+  for (std::uint32_t k = 0; k < hosts; ++k) {
+    plan.origins.push_back({chunk(i, k), {static_cast<std::uint16_t>(k), here_next}});
+  }
+  for (std::uint32_t s = 0; s + 1 < members; ++s) {
+    for (std::uint32_t k = 0; k < hosts; ++k) {
+      Receive& in = plan.receives[s * hosts + k];
+      in = {.chunk = chunk(std::int64_t{i} - s - 1, k), .reduce = true, .first_touch = true, .from = here_previous};
+      if (s + 2 < members) pass(in, (s + 1) * hosts + k, here_next);
+      else if (k == h) pass(in, across, there_next);
+    }
+  }
+  for (std::uint32_t u = 0; u < 2 * (hosts - 1); ++u) {
+    const bool reduces = u + 1 < hosts, last = u + 2 == hosts;
+    const std::int64_t k = reduces ? std::int64_t{h} - u - 1 : std::int64_t{h} - (u - (hosts - 1));
+    Receive& in = plan.receives[across + u];
+    in = {.chunk = chunk(mine, k), .reduce = reduces, .last_reduce = last, .from = there_previous};
+    if (reduces) in.after = static_cast<std::int32_t>((members - 2) * hosts + modulo(k, hosts));
+    if (u + 1 < 2 * (hosts - 1)) pass(in, across + u + 1, there_next);
+    if (!reduces || last) pass(in, gathering + modulo(k, hosts), here_next);
+  }
+  for (std::uint32_t t = 0; t + 1 < members; ++t) {
+    for (std::uint32_t k = 0; k < hosts; ++k) {
+      Receive& in = plan.receives[gathering + t * hosts + k];
+      in = {.chunk = chunk(std::int64_t{i} - t, k), .first_touch = t == 0, .from = here_previous};
+      if (t + 2 < members) pass(in, gathering + (t + 1) * hosts + k, here_next);
+    }
+  }
 }
 
 void plan_reduce_scatter(Plan& plan, std::size_t bytes) {
@@ -162,14 +208,24 @@ void plan_broadcast(Plan& plan, std::size_t bytes, std::uint32_t root) {
 
 }  // namespace
 
+Side side_towards(std::uint32_t rank, std::uint32_t size, std::uint32_t other) {
+  const std::uint32_t previous = (rank + size - 1) % size, next = (rank + 1) % size;
+  if (other == next) return next_side;
+  if (other == previous) return previous_side;
+  Side side = first_direct_side;
+  for (std::uint32_t each = 0; each < other; ++each) side += each != rank && each != previous && each != next;
+  return side;
+}
+
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes, bool quantised, Slice slice) {
+               std::size_t segment_bytes, bool quantised, Slice slice, std::uint32_t hosts) {
   Plan plan;
   plan.rank = rank;
   plan.size = size;
   switch (kind) {
     case OpKind::all_reduce:
-      if (size == 2 && !quantised) plan_exchange(plan, bytes);
+      if (hosts > 1 && !quantised) plan_hosts(plan, bytes, hosts);
+      else if (size == 2 && !quantised) plan_exchange(plan, bytes);
       else if (size == 4 && bytes <= largest_square && !quantised) plan_square(plan, bytes);
       else plan_ring(plan, bytes, quantised);
       break;
@@ -190,11 +246,15 @@ Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t
     for (Range& chunk : plan.chunks) chunk = sliced(chunk, slice, quantised ? plan.segment_bytes : chunk_grain);
   }
   if (!quantised) plan.segment_bytes = fitting_segment(largest(plan.chunks), segment_bytes);
+  const auto use = [&plan](Side side) { plan.bytes_from.resize(std::max<std::size_t>(plan.bytes_from.size(), side + 1)); };
+  for (const Origin& origin : plan.origins) use(origin.send.to);
   for (Receive& stage : plan.receives) {
     if (stage.chunk < 0) continue;
+    use(stage.from);
+    for (std::uint8_t i = 0; i < stage.pass_count; ++i) use(stage.passes[i].to);
     stage.first_bit = plan.receive_segments;
     plan.receive_segments += static_cast<std::uint32_t>(plan.segments(stage.chunk));
-    (stage.from_next ? plan.bytes_from_next : plan.bytes_from_previous) += plan.chunk(stage.chunk).bytes();
+    plan.bytes_from[stage.from] += plan.chunk(stage.chunk).bytes();
   }
   return plan;
 }
