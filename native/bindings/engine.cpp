@@ -161,11 +161,11 @@ void bind_engine(nb::module_& m) {
   cls.def(
       "dial",
       [](PyEngine& self, const std::string& host, std::uint16_t port, int timeout_ms, const std::string& source,
-         const std::string& name) {
+         const std::string& name, bool carries_little) {
         nb::gil_scoped_release free;
-        return self.engine().dial(host, port, timeout_ms * millisecond, source, name);
+        return self.engine().dial(host, port, timeout_ms * millisecond, source, name, carries_little);
       },
-      "host"_a, "port"_a, "timeout_ms"_a, "source"_a = "", "name"_a = "",
+      "host"_a, "port"_a, "timeout_ms"_a, "source"_a = "", "name"_a = "", "carries_little"_a = false,
       "Begin to connect to a literal address, from one of this host's own; a peer of this host by its name.");
   cls.def(
       "listen_here",

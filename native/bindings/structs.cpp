@@ -162,8 +162,9 @@ void bind_epochs(nb::module_& m) {
           throw nb::value_error("members that are not the same number on every host, two at least");
         }
         const auto size = static_cast<std::uint32_t>(members.size());
-        new (self) EpochSpec{number,        rank,       size,      std::move(members), evidence_by_master, small_bytes,
-                             segment_bytes, peers_here, multipath, channels,           direct,             hosts};
+        new (self) EpochSpec{number,      rank,          size,       std::move(members), evidence_by_master,
+                             small_bytes, segment_bytes, peers_here, multipath,          channels,
+                             direct,      hosts};
       },
       nb::kw_only(), "epoch"_a, "rank"_a, "members"_a, "evidence_by_master"_a, "small_bytes"_a, "segment_bytes"_a,
       "peers_here"_a = 1, "multipath"_a = false, "channels"_a = 1, "direct"_a = false, "hosts"_a = 1);
@@ -213,7 +214,8 @@ void bind_connections(nb::module_& m) {
         new (self) LanePromotion{conn, outgoing, peer, lane, {shared, path, paths, epoch, channel, direct}};
       },
       nb::kw_only(), "conn"_a, "outgoing"_a, "peer"_a, "lane"_a, "shared"_a = false, "path"_a = 0, "paths"_a = 1,
-      "epoch"_a = 0, "channel"_a = 0, "direct"_a = false, "With `epoch` installed already, the lane joins that epoch late.");
+      "epoch"_a = 0, "channel"_a = 0, "direct"_a = false,
+      "With `epoch` installed already, the lane joins that epoch late.");
   promotion.def_rw("conn", &LanePromotion::conn);
 
   nb::class_<LaneInfo> lane(m, "LaneInfo", "A lane of the ring.");

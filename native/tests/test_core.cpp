@@ -308,7 +308,8 @@ TEST(a_direct_lane_is_for_its_own_members_frames) {
     std::memcpy(space.data() + sizeof header, payload.data(), payload.size());
     ring.core(0).received(1, direct->conn, sizeof header + payload.size());
     bool is_lost = false;
-    while (const auto event = ring.core(0).next_event()) is_lost |= event->kind == Event::Kind::link_lost && event->direct;
+    while (const auto event = ring.core(0).next_event())
+      is_lost |= event->kind == Event::Kind::link_lost && event->direct;
     CHECK(is_lost);
   }
 }

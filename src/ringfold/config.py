@@ -201,6 +201,12 @@ _SETTINGS = (
     Setting(name="evidence", kind="text", default="auto", choices=("auto", "ring", "master"),
             help="How peers learn that an op is done everywhere: around the ring, through the master, or by the "
                  "size of the group (ring up to 8 members). Set at the master."),
+    Setting(name="direct_lanes", kind="switch", default=True,
+            help="In groups of 4 to 16, members that are no neighbours in the ring connect, too, and tell each other "
+                 "directly that an op is done. Set at the master."),
+    Setting(name="hierarchical", kind="switch", default=True,
+            help="Where all hosts have the same number of members, two or more, ops are reduced inside each host "
+                 "first, then between hosts. Set at the master."),
     Setting(name="small_bytes", kind="integer", default=16 * 1024, low=0, high=1024 * 1024,
             help="Ops up to this size (in groups of 2 to 4 up to 4 times it) are sent whole inside Done. "
                  "Set at the master."),

@@ -11,8 +11,4 @@ BUGS: dict[str, Bug] = {
         "a Done leaves when one channel has its part of the op",
         partial(run_channels, base=Setup(planted="done_with_one_part")),
     ),
-    "pass_forgotten": Bug(
-        "a channel is not told of ops that it has no part of",
-        partial(run_channels, base=Setup(planted="pass_forgotten")),
-    ),
 }

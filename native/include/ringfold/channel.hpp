@@ -1,5 +1,5 @@
-// A channel: its own lanes to both neighbours, and to other members, and the part of every op that it carries over them.
-// Without I/O: bytes and `now` in, bytes and reports out.
+// A channel: its own lanes to both neighbours, and to other members, and the part of every op that it carries over
+// them. Without I/O: bytes and `now` in, bytes and reports out.
 //
 // A channel moves segments. It knows marks, Ready and data; what concerns an op as a whole (Open, Done, Absent, and
 // that a part has all its segments) it only reports, and the core decides (`take_reports`). What the core has decided
@@ -84,7 +84,8 @@ class Channel {
   // Whether the core is to look at it now: there is a report that cannot wait for the next one, or a lane to close.
   // That a part is finished can wait while another part of the op is not.
   bool wants_core() const { return has_urgent_report_ || !closing_.empty(); }
-  // Whether what it has to say concerns other channels, too. Frames of small ops do not: those live in channel 0.
+  // Whether what it has to say concerns other channels, too. What is about an op that channel 0 alone carries
+  // does not.
   bool concerns_others() const { return has_wide_report_ || !closing_.empty(); }
 
   // Bytes; see Core.
@@ -121,9 +122,6 @@ class Channel {
   // about the op. After end() no lane reads from the caller's memory any more.
   void begin(const PartPtr& part);
   void replay(const PartPtr& part);
-  // The op has no part here: whatever comes of it is wrong, or of another op that a member has in its place. Small ops
-  // are not passed, so that they need no other channel than 0: of those nothing comes.
-  void pass(const Op& op);
   void end(const PartPtr& part, bool committed);
   // A frame about an op as a whole.
   void send(Side to, const FrameHeader& header, Payload payload);

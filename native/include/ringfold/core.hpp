@@ -12,9 +12,9 @@
 //
 // Who may touch what. A channel may be driven by a thread of its own, which takes and brings the bytes of its lanes
 // (Channel) and nothing else; what it then reports is routed later. Everything here is for one thread at a time. While
-// channels are driven, that thread may use the connections that are no lanes, and channel 0, and ops that are small: those
-// live in channel 0 alone (submit_small, route_small). All other calls, and evidence from the master, are for when every
-// channel stands still.
+// channels are driven, that thread may use the connections that are no lanes, and channel 0, and ops
+// that it alone carries (submit_to_first, route_first). All other calls, and evidence from the master, are for when
+// every channel stands still.
 #pragma once
 
 #include <sys/uio.h>
@@ -90,8 +90,8 @@ class Core {
 
   // What the channels have reported, and what the ops have for the master.
   void route(Ns now);
-  // The same of channel 0, as long as it is about small ops: other channels may be driven meanwhile.
-  void route_small(Ns now);
+  // The same of channel 0, as long as it is about ops that it alone carries: others may be driven meanwhile.
+  void route_first(Ns now);
   Channel& channel(std::uint32_t number) { return channels_.at(number); }
 
   // Lanes and their paths.
@@ -144,8 +144,8 @@ class Core {
   const OpTable& ops() const { return ops_; }
   // Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
-  // The same for an op that is small (OpTable::is_small).
-  std::uint64_t submit_small(Ns now, OpSpec spec);
+  // The same for an op that channel 0 alone carries (OpTable::is_for_first_channel).
+  std::uint64_t submit_to_first(Ns now, OpSpec spec);
   OpPtr find(std::uint64_t id) const { return ops_.find(id); }
 
   // Time and events.

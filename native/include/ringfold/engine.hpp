@@ -60,9 +60,10 @@ class Engine {
   std::string listen_here();
   // Begins to connect to a literal address; "opened" or "closed" follows. `source` is the address to connect from,
   // where it is one of this machine's (behind NAT the advertised one is not). A peer with a name, as of listen_here(),
-  // is tried there first, for a lane in shared memory; where it is not to be found, the address counts.
+  // is tried there first, for a lane in shared memory; where it is not to be found, the address counts. One that will
+  // carry little gets little memory.
   ConnId dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source = {},
-              const std::string& name = {});
+              const std::string& name = {}, bool carries_little = false);
 
   // Runs `command(core, now)` while all stands still, then sends what it queued and wakes the threads that wait for it.
   template <typename Command>
@@ -177,7 +178,7 @@ class Engine {
   void accept_all();
   void accept_here();
   void on_greeting(int fd);
-  bool dial_here(const std::string& name, ConnId conn, Ns deadline);
+  bool dial_here(const std::string& name, ConnId conn, Ns deadline, bool carries_little);
   void on_answer(Socket& socket, Ns now);
   void pause_listeners();
   void watch_listeners(std::uint32_t events);

@@ -31,7 +31,7 @@ struct Event {
   ConnId conn = 0;
   PeerId peer = 0;
   bool outgoing = false;
-  bool direct = false;  // link_lost: of direct lanes
+  bool direct = false;      // link_lost: of direct lanes
   bool died = false;        // link_lost: so has the neighbour's process, for certain
   std::uint32_t epoch = 0;  // mismatch, op_timeout, op_cancelled: in which the op ran
   std::uint64_t tag = 0;

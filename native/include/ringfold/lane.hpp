@@ -1,5 +1,5 @@
-// One connection between two members, most often neighbours in the ring: its frames, what the transport reports about it, and what it has
-// sent that the other side has not handled yet.
+// One connection between two members, most often neighbours in the ring: its frames, what the transport reports about
+// it, and what it has sent that the other side has not handled yet.
 //
 // Two things are known about a frame that a lane has sent. The transport reports how many bytes the other side's
 // *kernel* has acknowledged: this shows how fast a lane is (`LaneMeter`). And the other side's *core* reports how many

@@ -49,6 +49,17 @@ struct Cut {
   std::uint32_t hosts = 1;
 };
 
+// Which channels carry an op. Everybody decides alike, from what is called and from the epoch.
+struct Placement {
+  bool small = false;         // whole inside Done, in channel 0
+  std::uint32_t slices = 1;   // above 1: one in each of so many channels
+  std::uint32_t channel = 0;  // of an op that is not cut
+
+  // Channel 0 carries all of it.
+  bool is_in_first() const { return small || (slices == 1 && channel == 0); }
+};
+Placement place(const OpSpec& spec, const Cut& cut);
+
 class Op {
  public:
   Op(std::uint64_t id, OpSpec spec);
@@ -67,6 +78,7 @@ class Op {
   Ns deadline = 0;
   bool timeout_reported = false;
   bool small = false;
+  bool is_in_first_channel = false;  // and in no other
   bool mismatch_reported = false;
 
   std::vector<bool> dones;  // by rank

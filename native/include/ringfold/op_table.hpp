@@ -7,11 +7,11 @@
 // What a channel reports about an op comes in by on_report(). A Done leaves when all parts of the op have all their
 // segments, and memory is changed or given back only after every channel has let go of it (Channel::end).
 //
-// How Dones travel. Around the ring, in both directions to half-way, passed on from rank to rank. Or, where direct lanes
-// lead to all members that are no neighbours, straight to each of them: then nobody passes them on (`is_direct`). Every
-// rank decides that for its own Dones, whenever one leaves, because either is complete by itself: each Done reaches each
-// rank exactly once, so who has them all has also passed on what it had to. A direct lane that breaks may have lost a
-// Done; therefore it ends the epoch, like any other link.
+// How Dones travel. Around the ring, in both directions to half-way, passed on from rank to rank. Or, where direct
+// lanes lead to all members that are no neighbours, straight to each of them: then nobody passes them on (`is_direct`).
+// Every rank decides that for its own Dones, whenever one leaves, because either is complete by itself: each Done
+// reaches each rank exactly once, so who has them all has also passed on what it had to. A direct lane that breaks may
+// have lost a Done; therefore it ends the epoch, like any other link.
 //
 // It belongs to the core: see there who may touch it.
 #pragma once
@@ -56,8 +56,8 @@ class OpTable {
 
   // Calls. Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
-  // Whether an op would travel inside Done, in the installed epoch: then only channel 0 is touched by it.
-  bool is_small(const OpSpec& spec) const;
+  // Whether channel 0 alone would carry an op in the installed epoch: then no other channel is touched by it.
+  bool is_for_first_channel(const OpSpec& spec) const { return place(spec, cut()).is_in_first(); }
   OpPtr find(std::uint64_t id) const;
   // Only an op whose Done has not been sent can be cancelled: no rank can have committed it.
   bool cancel(std::uint64_t id);
@@ -118,7 +118,7 @@ class OpTable {
   void check_tag(std::uint64_t tag) const;
   void start(Ns now, const OpPtr& op);
   void begin_in_epoch(Ns now, Op& op);
-  void begin_parts(const Op& op);
+  Cut cut() const;
   OpPtr running_op(const PartPtr& part) const;
 
   // Frames about an op as a whole. Each returns false with a reason when the neighbour breaks the protocol.

@@ -89,8 +89,8 @@ class OpPart {
     bool peer_ready = false;  // it has called the op: no eager limit any more
     bool ready_sent = false;  // and has received Ready of this peer
     std::size_t eager_sent = 0;
-    std::size_t early_sent = 0;      // of these, before it was known to have called the op
-    std::size_t early_received = 0;  // payload that came before Ready was sent to it
+    std::size_t early_sent = 0;                       // of these, before it was known to have called the op
+    std::size_t early_received = 0;                   // payload that came before Ready was sent to it
     std::array<std::uint64_t, max_paths> assigned{};  // bytes by path
     Fifo<Sendable> own{}, forwards{}, again{};
   };
@@ -133,9 +133,8 @@ class OpPart {
   enum class Applied { yes, duplicate, invalid };
   // Applies one received segment, with its CRC if it is known: reduces or overwrites, saves what was there, and queues
   // it for the next hop.
-  Applied apply(Side from, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
-                std::uint32_t length, std::optional<std::uint32_t> crc, std::uint32_t contributors,
-                bool ignore_bitmap = false);
+  Applied apply(Side from, std::uint16_t stage, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
+                std::optional<std::uint32_t> crc, std::uint32_t contributors, bool ignore_bitmap = false);
 
   // Puts back every byte that was overwritten in place.
   void restore();

@@ -12,7 +12,8 @@
 //     the other, then the same in reverse order: 4 exchanges in a row instead of 6.
 //   otherwise, and always when quantised: at stage s < n-1 rank r receives and reduces chunk r-s-1. It ends up owning
 //     chunk r+1, which then circulates unchanged for n-1 stages.
-//   several hosts of m members each, unquantised: the members of a host reduce a part each among themselves, in a ring of
+//   several hosts of m members each, unquantised: the members of a host reduce a part each among themselves, in a ring
+//   of
 //     their own; member i then reduces its part with the members i of the other hosts, in a ring across hosts; then the
 //     parts go around inside each host. A rank sends and receives as many bytes as in one ring, but a host of H sends
 //     only 2(H-1)/H B to others, instead of 2(n-1)/n B, and m streams share them.

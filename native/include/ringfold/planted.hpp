@@ -21,7 +21,6 @@ struct Planted {
   bool absent_earns = false;         // a path without lanes earns its fixed share, and takes all of it when it is back
   bool early_unlimited = false;      // each op counts its early segments by itself, and nobody counts all of them
   bool done_with_one_part = false;   // a Done leaves when one channel has its part of the op
-  bool pass_forgotten = false;       // a channel is not told of ops that it has no part of
   bool direct_forgotten = false;     // a Done that goes straight to all members is not sent to one of them
   bool payload_forgotten = false;    // a small op is committed without the payload of one rank
 };

@@ -27,10 +27,11 @@ namespace ringfold {
 
 class ShmPipe {
  public:
-  static constexpr std::size_t capacity = std::size_t{1} << 20;  // of each FIFO
+  // Of each FIFO: of a lane for segments, and of one that carries little.
+  static constexpr std::size_t capacity = std::size_t{1} << 20, small_capacity = std::size_t{1} << 17;
 
   // A new one; `fd` is for the other side, and closed by the caller. nullptr: there is no such memory here.
-  static std::unique_ptr<ShmPipe> create(int& fd);
+  static std::unique_ptr<ShmPipe> create(int& fd, std::size_t capacity_of_each = capacity);
   // The other side of one. nullptr: the file is not what create() makes.
   static std::unique_ptr<ShmPipe> open(int fd);
   ~ShmPipe();
@@ -42,6 +43,8 @@ class ShmPipe {
 
   // A number that only those who have mapped it can know.
   std::uint64_t word() const;
+
+  std::size_t fifo_bytes() const { return mask_ + 1; }
 
   // All bytes that can be read now. They stay there until consume().
   std::span<const std::byte> readable();
@@ -65,8 +68,9 @@ class ShmPipe {
   struct Fifo;
   struct Page;
 
-  ShmPipe(std::byte* memory, bool is_creator);
+  ShmPipe(std::byte* memory, std::size_t fifo_bytes, bool is_creator);
 
+  const std::size_t mask_;  // of a position, for its place in the FIFO
   std::byte* const memory_;
   Page* const page_;
   Fifo& out_;

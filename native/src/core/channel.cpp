@@ -118,7 +118,7 @@ void Channel::drop_link(Link& link, std::string reason, bool died) {
 }
 
 void Channel::report(Report report, bool is_urgent) {
-  has_wide_report_ |= report.kind != Report::Kind::op_frame || !report.part->op.small;
+  has_wide_report_ |= report.part == nullptr || !report.part->op.is_in_first_channel;
   reports_.push_back(std::move(report));
   has_urgent_report_ |= is_urgent;
 }
@@ -276,7 +276,8 @@ bool Channel::on_frame(Lane& from, const FrameHeader& header, const std::byte* p
   const bool known =
       (header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready) || header.kind == LaneFrame::absent;
   const bool is_for_ring = !is_data && header.kind != LaneFrame::done;
-  if (!known || side == no_side || (is_for_ring && from.sharing.direct) || (header.kind == LaneFrame::open && from.outgoing)) {
+  if (!known || side == no_side || (is_for_ring && from.sharing.direct) ||
+      (header.kind == LaneFrame::open && from.outgoing)) {
     why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
     return false;
   }
@@ -321,7 +322,7 @@ bool Channel::stash(TagState& tag, const Lane& from, Side side, const FrameHeade
                            early_[side].stashed + early > epoch_.early_limit() ||
                            (!is_segment && header.length > sizeof(Descriptor) &&
                             std::size_t{header.length} * epoch_.size() > max_payload_bytes(header.tag));
-  // Other channels than 0 do not know of small ops, which count, too.
+  // Other channels than 0 do not know of ops that they have no part of.
   if ((header.sequence != tag.next && number_ == 0) || is_too_much) {
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;
@@ -435,17 +436,6 @@ void Channel::replay(const PartPtr& part) {
   }
 }
 
-void Channel::pass(const Op& op) {
-  TagState& tag = tag_state(op.spec.tag);
-  tag.next = op.sequence + 1;
-  for (const Stashed& frame : take_stash(tag, op.sequence)) {
-    if (frame.header.fingerprint != op.fingerprint)
-      continue;  // its descriptor shows that, and the op ends by a verdict
-    violation(frame.from, "a frame of an op that this channel has no part of");
-    return;
-  }
-}
-
 void Channel::end(const PartPtr& part, bool committed) {
   for_lanes([&](Link&, Lane& each) { each.detach(*part); });
   for (Side side = 0; side < part->sides.size(); ++side) {
@@ -510,8 +500,7 @@ PartPtr Channel::next_part_to_send(Side to) const {
     const Sendable& next = part->next_sendable(to);
     if (part->sides[to].peer_ready || next.again) return part;
     const bool is_eager = sent == 0 || sent + next.length <= epoch_.spec().segment_bytes;
-    const bool is_kept =
-        early_[to].sent + next.travelling_bytes() <= epoch_.early_limit() || planted_.early_unlimited;
+    const bool is_kept = early_[to].sent + next.travelling_bytes() <= epoch_.early_limit() || planted_.early_unlimited;
     if (is_eager && is_kept) return part;
   }
   return nullptr;

@@ -15,7 +15,8 @@ void append(std::vector<T>& to, std::vector<T> from) {
 
 Channel& Channels::at(std::uint32_t number) {
   while (channels_.size() <= number) {
-    channels_.push_back(std::make_unique<Channel>(static_cast<std::uint32_t>(channels_.size()), epoch_, advice_, planted_));
+    channels_.push_back(
+        std::make_unique<Channel>(static_cast<std::uint32_t>(channels_.size()), epoch_, advice_, planted_));
     channels_.back()->set_first_sequence(first_sequence_);
   }
   return *channels_[number];

@@ -226,7 +226,7 @@ void Core::on_control_frame(Ns now, const MessageConnection::Incoming& frame, st
   }
 }
 
-void Core::route_small(Ns now) {
+void Core::route_first(Ns now) {
   Channel& channel = channels_.at(0);
   while (channel.has_reports() && !channel.concerns_others()) {
     for (const Report& report : channel.take_reports()) ops_.on_report(now, report);
@@ -400,9 +400,9 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
   return id;
 }
 
-std::uint64_t Core::submit_small(Ns now, OpSpec spec) {
+std::uint64_t Core::submit_to_first(Ns now, OpSpec spec) {
   const std::uint64_t id = ops_.submit(now, std::move(spec));
-  route_small(now);
+  route_first(now);
   return id;
 }
 

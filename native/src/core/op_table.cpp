@@ -69,8 +69,7 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
   const EpochSpec& spec = epoch_.spec();
   const auto known = tags_.find(op.spec.tag);
   const std::uint32_t sequence = known == tags_.end() ? first_sequence_ : known->second.next;
-  op.start({spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath, spec.channels, spec.hosts}, sequence,
-           pool_);
+  op.start(cut(), sequence, pool_);
   TagState& tag = tag_state(op.spec.tag);
   called_tags_ += !std::exchange(tag.called, true);
   ++tag.next;
@@ -79,25 +78,9 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
   op.deadline = now + op.spec.timeout;
 }
 
-bool OpTable::is_small(const OpSpec& spec) const {
-  std::size_t bytes = 0;
-  for (const Span& span : spec.spans) bytes += span.bytes;
-  const EpochSpec& epoch = epoch_.spec();
-  return bytes <= epoch.small_bytes && bytes * epoch.size <= max_payload_bytes(spec.tag);
-}
-
-// Small ops touch channel 0 alone, because other threads may drive the others.
-void OpTable::begin_parts(const Op& op) {
-  if (op.small) {
-    channels_.at(0).begin(op.parts.front());
-    return;
-  }
-  for (std::uint32_t number = 0; number < channels_.in_use(); ++number) {
-    const auto part = std::find_if(op.parts.begin(), op.parts.end(),
-                                   [number](const PartPtr& each) { return each->channel == number; });
-    if (part != op.parts.end()) channels_.at(number).begin(*part);
-    else if (!planted_.pass_forgotten) channels_.at(number).pass(op);
-  }
+Cut OpTable::cut() const {
+  const EpochSpec& spec = epoch_.spec();
+  return {spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath, spec.channels, spec.hosts};
 }
 
 void OpTable::start(Ns now, const OpPtr& op) {
@@ -116,7 +99,7 @@ void OpTable::start(Ns now, const OpPtr& op) {
   const bool whole_through_master = op->small && spec.evidence_by_master;
   if (!whole_through_master) channels_.at(0).send(next_side, op->header(LaneFrame::open), raw(op->descriptor));
   const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
-  begin_parts(*op);
+  for (const PartPtr& part : parts) channels_.at(part->channel).begin(part);
   if (op->small) op->payloads[spec.rank] = op->own_payload();
   if (!op->small && op->is_absent(spec.rank)) {
     send_absent(*op, next_side, spec.rank);

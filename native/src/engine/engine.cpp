@@ -332,8 +332,8 @@ std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   const std::unique_lock lock = take_mutex();
   const Ns now = monotonic_now();
   std::uint64_t id = 0;
-  if (core_.ops().is_small(spec)) {
-    id = core_.submit_small(now, std::move(spec));
+  if (core_.ops().is_for_first_channel(spec)) {
+    id = core_.submit_to_first(now, std::move(spec));
   } else {
     const Standstill still(*this);
     id = core_.submit(now, std::move(spec));

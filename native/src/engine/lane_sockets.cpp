@@ -15,9 +15,8 @@ namespace {
 
 constexpr Ns look_every = 500'000;  // at the lanes of shared links, while they have bytes in flight
 constexpr Ns ack_check_every = 100'000'000;
-// A frame that is no longer can be reduced out of the pipe, while the next one is written to it.
-constexpr std::size_t longest_in_place = ShmPipe::capacity / 2;
-constexpr int path_unsent_bytes = 16 * 1024;  // in the kernel, of each lane of a link with several paths
+// In the kernel, of each lane of a link with several lanes: what it has taken cannot be given to another one any more.
+constexpr int path_unsent_bytes = 16 * 1024;
 
 // Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the
 // sum smaller. On a single high-RTT path with random loss, CUBIC takes each loss for a full queue: at 150 ms and a loss
@@ -34,10 +33,10 @@ void choose_congestion(int fd, std::uint32_t paths, const std::string& wanted) {
   }
 }
 
-// A lane that others can replace is not waited for: a path that carries nothing is given up, also when it is idle. But
-// not before the master would have evicted the neighbour itself (its timeouts for peers are shorter than theirs for
-// it). What the kernel has taken cannot be given to another lane any more: it gets little ahead.
-void prepare_shared(int fd, Ns master_dead_after) {
+// A lane that others can replace, or the ring, is not waited for: a path that carries nothing is given up, also when it
+// is idle. But not before the master would have evicted the neighbour itself (its timeouts for peers are shorter than
+// theirs for it).
+void prepare_replaceable(int fd, Ns master_dead_after) {
   const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
   const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &gone_ms, sizeof gone_ms);
@@ -45,7 +44,6 @@ void prepare_shared(int fd, Ns master_dead_after) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &path_unsent_bytes, sizeof path_unsent_bytes);
 }
 
 }  // namespace
@@ -56,7 +54,9 @@ void LaneSockets::add(Socket socket, const LaneInfo& lane, const std::string& co
       channel_.set_in_memory(socket.conn);  // what came with its handshake may have ended it
   } else {
     choose_congestion(socket.fd, lane.paths, congestion);
-    if (lane.shared) prepare_shared(socket.fd, dead_after);
+    if (lane.shared || lane.direct) prepare_replaceable(socket.fd, dead_after);
+    if (lane.shared)
+      ::setsockopt(socket.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &path_unsent_bytes, sizeof path_unsent_bytes);
   }
   sockets_.push_back(std::move(socket));
   watch_socket(epoll_, sockets_.back(), EPOLL_CTL_ADD);
@@ -112,7 +112,8 @@ bool LaneSockets::read_pipe(Socket& socket, Ns now) {
     channel_.lost(socket.conn, "a position of its pipe cannot be");
     return true;
   }
-  const std::size_t used = bytes.empty() ? 0 : channel_.take(now, socket.conn, bytes, longest_in_place);
+  // A frame that is no longer than half a FIFO can be reduced out of it, while the next one is written to it.
+  const std::size_t used = bytes.empty() ? 0 : channel_.take(now, socket.conn, bytes, socket.pipe->fifo_bytes() / 2);
   if (!channel_.has(socket.conn)) return true;
   socket.reading = !channel_.receive_space(socket.conn).empty();
   if (used == 0 && socket.life && socket.life->has_died()) {

@@ -159,13 +159,15 @@ void Engine::on_greeting(int fd) {
 }
 
 // False: it cannot be reached this way.
-bool Engine::dial_here(const std::string& name, ConnId conn, Ns deadline) {
+bool Engine::dial_here(const std::string& name, ConnId conn, Ns deadline, bool carries_little) {
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return false;
   const net::LocalAddress address(name);
   int offered = -1;
   std::unique_ptr<ShmPipe> pipe;
-  if (::connect(fd, address.at(), address.bytes) == 0) pipe = ShmPipe::create(offered);
+  if (::connect(fd, address.at(), address.bytes) == 0) {
+    pipe = ShmPipe::create(offered, carries_little ? ShmPipe::small_capacity : ShmPipe::capacity);
+  }
   const std::uint64_t word = pipe ? pipe->word() : 0;
   const bool greeted = pipe && net::send_with_descriptors(fd, &word, sizeof word, {offered, life_ ? life_->fd() : -1});
   if (offered >= 0) ::close(offered);
@@ -200,7 +202,7 @@ void Engine::on_answer(Socket& socket, Ns now) {
 }
 
 ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source,
-                    const std::string& name) {
+                    const std::string& name, bool carries_little) {
   Turn turn(*this);
   const Ns now = monotonic_now();
   const ConnId conn = core_.open(host + ":" + std::to_string(port), false);
@@ -208,7 +210,7 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, con
     core_.lost(now, conn, "the engine is shut down");
     return conn;
   }
-  if (!name.empty() && dial_here(name, conn, now + timeout)) return conn;
+  if (!name.empty() && dial_here(name, conn, now + timeout, carries_little)) return conn;
   const auto address = net::literal(host, port);
   if (!address) {
     core_.lost(now, conn, "not an address: " + host);
@@ -265,7 +267,7 @@ void Engine::settle_channels() {
 }
 
 void Engine::settle_if_wanted(Ns now) {
-  if (lanes_.channel().wants_core() && !lanes_.channel().concerns_others()) core_.route_small(now);
+  if (lanes_.channel().wants_core() && !lanes_.channel().concerns_others()) core_.route_first(now);
   if (!lanes_.channel().wants_core() && !core_.wants_settling()) return;
   Standstill still(*this);
   core_.route(now);

@@ -88,11 +88,23 @@ Op::Op(std::uint64_t id, OpSpec given)
       fingerprint(descriptor.fingerprint()),
       bytes(total_bytes(spec)) {}
 
+Placement place(const OpSpec& spec, const Cut& cut) {
+  std::size_t bytes = 0;
+  for (const Span& span : spec.spans) bytes += span.bytes;
+  if (bytes <= cut.small_bytes && bytes * cut.size <= max_payload_bytes(spec.tag)) return {.small = true};
+  const std::size_t whole = spec.kind == OpKind::all_gather ? bytes * cut.size : bytes;
+  const std::size_t least = std::min(smallest_part, cut.segment_bytes / 2);
+  if (whole >= cut.channels * least) return {.slices = cut.channels};
+  return {.channel = static_cast<std::uint32_t>(whole >= least ? spec.tag % cut.channels : 0)};
+}
+
 void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
+  const Placement placed = place(spec, cut);
   sequence = number;
   rank_ = cut.rank;
   size_ = cut.size;
-  small = bytes <= cut.small_bytes && bytes * size_ <= max_payload_bytes(spec.tag);
+  small = placed.small;
+  is_in_first_channel = placed.is_in_first();
   state = OpState::running;
   mismatch_reported = timeout_reported = false;
   dones.assign(size_, false);
@@ -119,14 +131,12 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   if (quantised) segment_bytes = std::min(segment_bytes, quantised_segment_bytes);
   if (cut.fine) segment_bytes = std::min(segment_bytes, fine_segment(bytes, size_));
   const std::size_t whole = gathers ? bytes * size_ : bytes;
-  const std::size_t least = std::min(smallest_part, cut.segment_bytes / 2);
-  const bool is_cut = whole >= cut.channels * least;
-  const std::uint32_t slices = is_cut ? cut.channels : 1;
+  const std::uint32_t slices = placed.slices;
   if (slices > 1 && size_ > 2 && !quantised) segment_bytes = ring_segment(whole / size_ / slices, segment_bytes);
-  const auto only = static_cast<std::uint32_t>(whole >= least ? spec.tag % cut.channels : 0);
   for (std::uint32_t slice = 0; slice < slices; ++slice) {
-    Plan plan = make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices}, cut.hosts);
-    const std::uint32_t channel = is_cut ? slice : only;
+    Plan plan =
+        make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices}, cut.hosts);
+    const std::uint32_t channel = slices > 1 ? slice : placed.channel;
     if (parts.empty() && channel > 0) parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));
     parts.push_back(std::make_shared<OpPart>(*this, channel, std::move(plan)));
   }

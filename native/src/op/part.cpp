@@ -211,8 +211,8 @@ void OpPart::apply_early(std::uint16_t after, std::uint64_t offset) {
     if (receive.after != after || early_[i].offset != offset) continue;
     const Early found = std::move(early_[i]);
     early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
-    apply(receive.from, found.stage, offset, found.payload.data(),
-          static_cast<std::uint32_t>(found.payload.size()), found.crc, found.contributors);
+    apply(receive.from, found.stage, offset, found.payload.data(), static_cast<std::uint32_t>(found.payload.size()),
+          found.crc, found.contributors);
     return;
   }
 }

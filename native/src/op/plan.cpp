@@ -136,8 +136,8 @@ void plan_hosts(Plan& plan, std::size_t bytes, std::uint32_t hosts) {
   };
   const Side here_next = side(h, i + 1), here_previous = side(h, i + members - 1);
   const Side there_next = side(h + 1, i), there_previous = side(h + hosts - 1, i);
-  const std::uint32_t across = (members - 1) * hosts;            // the first stage between hosts
-  const std::uint32_t gathering = across + 2 * (hosts - 1);      // and the first one of the end, inside each host
+  const std::uint32_t across = (members - 1) * hosts;               // the first stage between hosts
+  const std::uint32_t gathering = across + 2 * (hosts - 1);         // and the first one of the end, inside each host
   const std::uint32_t mine = modulo(std::int64_t{i} + 1, members);  // the part that this rank reduces across hosts
   const auto chunk = [&](std::int64_t part, std::int64_t of_host) {
     return static_cast<std::int32_t>(modulo(part, members) * hosts + modulo(of_host, hosts));
@@ -246,7 +246,9 @@ Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t
     for (Range& chunk : plan.chunks) chunk = sliced(chunk, slice, quantised ? plan.segment_bytes : chunk_grain);
   }
   if (!quantised) plan.segment_bytes = fitting_segment(largest(plan.chunks), segment_bytes);
-  const auto use = [&plan](Side side) { plan.bytes_from.resize(std::max<std::size_t>(plan.bytes_from.size(), side + 1)); };
+  const auto use = [&plan](Side side) {
+    plan.bytes_from.resize(std::max<std::size_t>(plan.bytes_from.size(), side + 1));
+  };
   for (const Origin& origin : plan.origins) use(origin.send.to);
   for (Receive& stage : plan.receives) {
     if (stage.chunk < 0) continue;

@@ -25,7 +25,7 @@ from ringfold.master.events import Ns
 from ringfold.master.run import AwayMember, BrokenLink, EpochChange, Group, Peer, Run
 from ringfold.master.states import EpochPhase, Membership
 from ringfold.master.verdicts import Cause, Collector, broken_edge, joining, lost, summary
-from ringfold.topology.ring import Edge, edges_of, ring_order, with_newcomers
+from ringfold.topology.ring import Edge, by_hosts, edges_of, ring_order, with_newcomers
 from ringfold.units import MS
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import DESCRIPTOR_BYTES
@@ -136,7 +136,7 @@ class Epochs:
             return
         group = self._run.groups[peer.group]
         edge = (message.source, message.target)
-        if edge not in edges_of(group.ring) or peer.id not in edge:
+        if peer.id not in edge or not _is_link(group, edge):
             raise RemoteProtocolError(f"it lost a link {edge[0]} -> {edge[1]} that it does not have")
         dead = self._run.peers.get(edge[0] if edge[1] == peer.id else edge[1])
         if message.died and dead is not None and dead.member.host == peer.member.host:
@@ -150,7 +150,9 @@ class Epochs:
             self.begin(now, group, broken_edge(*edge, message.reason))
 
     def _count_loss(self, now: Ns, group: Group, source: PeerId, target: PeerId, reason: str) -> None:
-        if group.edges.lost(now, source, target):
+        if (source, target) not in edges_of(group.ring):
+            group.only_ring = True
+        elif group.edges.lost(now, source, target):
             self._run.notify(EdgeBad(group.id, source, target, f"lost again and again: {reason}"))
 
     # Sealing
@@ -240,13 +242,18 @@ class Epochs:
             group.record = None
             _release_state(group, leavers)
             return
+        if change.admitted:
+            group.only_ring = False
+        hosts = self._hosts(group)
+        ring = group.ring
         for newcomer in change.admitted:
             self._run.peers[newcomer].enter(Membership.MEMBER)
         change.newcomers |= change.admitted
         previous, group.epoch = group.epoch, group.epoch + 1
         self._run.epochs += 1
         group.dialers = [group.edges.dialer(*edge) for edge in edges_of(ring)]
-        group.evidence = self._settings.evidence_for(len(ring))
+        direct = not group.only_ring and self._settings.is_direct(len(ring))
+        group.evidence = self._settings.evidence_for(len(ring), direct=direct)
         members = self._run.live(group)
         if group.evidence == "master":
             group.collector = Collector(group.epoch, ring, [member.conn for member in members])
@@ -262,7 +269,7 @@ class Epochs:
             secret=derive(self._secret, "epoch", group.id, group.epoch),
             evidence=group.evidence,
             small_bytes=self._settings.small_bytes_for(len(ring)),
-            segment_bytes=self._settings.segment_bytes_for([member.member for member in members]),
+            segment_bytes=self._settings.segment_bytes_for([member.member for member in members], hosts),
             lanes=self._settings.lanes,
             registrations=self._run.settled_registrations(),
             pending=bool(self._run.registered()),
@@ -270,6 +277,8 @@ class Epochs:
             world=self._run.world(),
             call=self._run.calls,
             channels=self._channels(group, bool(change.admitted)),
+            direct=direct,
+            hosts=hosts,
         )
         group.record = record
         for member in members:
@@ -292,6 +301,14 @@ class Epochs:
         possible = min(possible, MAX_LANES_OF_A_PATH // self._settings.lanes)
         before = 0 if group.record is None else group.record.channels
         return before if 0 < before <= possible and not admits else possible
+
+    def _hosts(self, group: Group) -> int:
+        """How many hosts ops are reduced on first (1: in one ring over all). The ring then begins where a host does."""
+        members = [self._run.peers[peer].member for peer in group.ring]
+        if group.only_ring or not self._settings.is_hierarchical(members):
+            return 1
+        group.ring, hosts = by_hosts(group.ring, {member.peer: member.host for member in members})
+        return hosts
 
     def _plan_ring(self, now: Ns, group: Group, change: EpochChange) -> list[PeerId]:
         """The ring of the next epoch. Evicts members until there is one that uses no bad edge."""
@@ -323,10 +340,9 @@ class Epochs:
         if not self._run.is_current(peer, message.epoch):
             return
         group = self._run.groups[peer.group]
-        ring_edges = edges_of(group.ring)
         for failure in message.edges:
             edge = (failure.source, failure.target)
-            if edge not in ring_edges or peer.id not in edge:
+            if peer.id not in edge or not _is_link(group, edge):
                 raise RemoteProtocolError(f"it could not connect {edge[0]} -> {edge[1]}, which it does not have")
         if group.change is not None and group.phase is EpochPhase.ATTACHING:
             group.change.answers[peer.id] = message.edges
@@ -347,13 +363,18 @@ class Epochs:
             for failure in failures:
                 edge = (failure.source, failure.target)
                 # Both ends report it; the dialer knows more than the end that no connection reached.
-                if edge not in reasons or dialers[edge] == peer:
+                if edge not in reasons or dialers.get(edge) == peer:
                     reasons[edge] = failure.reason
         for edge, reason in sorted(reasons.items()):
-            if group.edges.dial_failed(now, *edge, dialers[edge]):
+            if edge not in dialers:
+                group.only_ring = True
+            elif group.edges.dial_failed(now, *edge, dialers[edge]):
                 self._run.notify(EdgeBad(group.id, *edge, f"neither end could connect it: {reason}"))
-        self._proposal_failed(now, group, change, *sorted(reasons))
-        texts = {edge: f"dialled by peer {dialers[edge]}: {reason}" for edge, reason in sorted(reasons.items())}
+        self._proposal_failed(now, group, change, *(edge for edge in sorted(reasons) if edge in dialers))
+        texts = {
+            edge: f"dialled by peer {dialers[edge]}: {reason}" if edge in dialers else reason
+            for edge, reason in sorted(reasons.items())
+        }
         self.begin(now, group, *(broken_edge(*edge, reason) for edge, reason in texts.items()))
 
     def _proposal_failed(self, now: Ns, group: Group, change: EpochChange, *edges: Edge) -> None:
@@ -421,6 +442,15 @@ class Epochs:
                 self._run.notify(EdgeBad(group.id, source, target, reason))
                 self.begin(now, group, broken_edge(source, target, reason))
                 return
+
+
+def _is_link(group: Group, edge: Edge) -> bool:
+    """Whether the newest record has this link: an edge of the ring, or between members that are no neighbours."""
+    if edge in edges_of(group.ring):
+        return True
+    record = group.record
+    has_more = record is not None and (record.direct or record.hosts > 1)
+    return has_more and edge[0] < edge[1] and set(edge) <= set(group.ring)
 
 
 def _release_state(group: Group, leavers: Iterable[Peer]) -> None:

@@ -298,6 +298,9 @@ class Group:
     """The newest record, as it was sent."""
     wanted_ring: list[PeerId] = field(default_factory=list)
     """The ring for the next epoch, if its members are still these."""
+    only_ring: bool = False
+    """A lane between members that are no neighbours broke or could not be connected: the ring alone carries ops, until
+    somebody is admitted."""
     moonshot: list[PeerId] = field(default_factory=list)
     """A ring that the moonshot search has found since the last call that could have adopted it."""
 

@@ -15,6 +15,8 @@ from ringfold.wire.probing import RoundKind
 
 RING_EVIDENCE_MEMBERS = 8
 """With "auto", evidence travels on the ring up to this many members: n-1 hops are then faster than the master."""
+MAX_DIRECT_MEMBERS = 16
+"""Up to so many members all are connected with each other: n(n-1)/2 lanes."""
 MEMORY_SEGMENT_BYTES = 262_144
 RETURN_MARGIN_MS = 5_000
 """How long a peer may take at least to return, after it has left a silent master."""
@@ -30,6 +32,10 @@ class MasterSettings:
     lanes: int = 1
     channels: int | None = None
     """How many slices an op is cut into, each with lanes and a thread of its own; None: by what the members offer."""
+    direct_lanes: bool = True
+    """Whether members that are no neighbours connect, too, to send each other Done."""
+    hierarchical: bool = True
+    """Whether ops are reduced inside each host first, where hosts have the same number of members."""
     liveness: Liveness = field(default_factory=Liveness)
     seal_ms: int = 30_000
     attach_ms: int = 10_000
@@ -93,15 +99,23 @@ class MasterSettings:
         if isinstance(self.stall_timeout_ms, int) and self.stall_timeout_ms < 1:
             raise ConfigError(f"stall_timeout_ms must be at least 1, not {self.stall_timeout_ms}")
 
-    def evidence_for(self, members: int) -> EvidenceBy:
-        """How evidence travels in an epoch with this many members."""
+    def evidence_for(self, members: int, *, direct: bool = False) -> EvidenceBy:
+        """How evidence travels in an epoch with this many members, which may be connected directly."""
         if self.evidence != "auto":
             return self.evidence
-        return "ring" if members <= RING_EVIDENCE_MEMBERS else "master"
+        return "ring" if members <= (MAX_DIRECT_MEMBERS if direct else RING_EVIDENCE_MEMBERS) else "master"
 
-    def segment_bytes_for(self, members: Sequence[Member]) -> int:
-        """The largest segment in an epoch with these members: where all share memory, it must fit into their pipes."""
-        share = all(member.here and member.host == members[0].host for member in members)
+    def is_direct(self, members: int) -> bool:
+        """Whether so many members are to be connected directly. Up to three are neighbours anyway."""
+        return self.direct_lanes and 3 < members <= MAX_DIRECT_MEMBERS and self.evidence != "master"
+
+    def is_hierarchical(self, members: Sequence[Member]) -> bool:
+        """Whether ops of these members may be reduced host by host. Links of several lanes are for rings alone."""
+        return self.hierarchical and self.lanes == 1 and all(member.paths == 1 for member in members)
+
+    def segment_bytes_for(self, members: Sequence[Member], hosts: int = 1) -> int:
+        """The largest segment in an epoch with these members: where they share memory, it must fit into their pipes."""
+        share = all(member.here and (hosts > 1 or member.host == members[0].host) for member in members)
         return min(self.segment_bytes, MEMORY_SEGMENT_BYTES) if share else self.segment_bytes
 
     def small_bytes_for(self, members: int) -> int:
@@ -123,6 +137,8 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         small_bytes=resolved.integer("small_bytes"),
         segment_bytes=resolved.integer("segment_bytes"),
         lanes=resolved.integer("lanes"),
+        direct_lanes=resolved.switch("direct_lanes"),
+        hierarchical=resolved.switch("hierarchical"),
         stale_s=resolved.integer("stale_s"),
         resume_wait_ms=int(resolved.number("resume_wait_s") * 1_000),
         max_runs=resolved.integer("max_runs"),

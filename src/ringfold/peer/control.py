@@ -424,6 +424,13 @@ def _record_fault(record: Record) -> str | None:
         return f"{record.channels} channels"
     if not 0 < record.lanes * record.channels <= MAX_LANES_OF_A_PATH:
         return f"{record.lanes} lanes in each of {record.channels} channels"
+    if record.hosts != 1 and not (
+        1 < record.hosts <= len(record.members) // 2
+        and len(record.members) % record.hosts == 0
+        and record.lanes == 1
+        and all(member.paths == 1 for member in record.members)
+    ):
+        return f"{len(record.members)} members with {record.lanes} lanes on {record.hosts} hosts"
     if not (0 <= record.small_bytes < _I31 and 0 < record.segment_bytes < _I31):
         return f"small ops up to {record.small_bytes} bytes, segments of {record.segment_bytes}"
     if not 0 <= record.registrations < _U63:

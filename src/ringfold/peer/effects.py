@@ -37,7 +37,7 @@ class Promote:
     """The connection is a lane now, to or from a neighbour.
 
     A `shared` link has, or will have, several lanes, which stand in for each other. A lane that connects after `epoch`
-    was installed joins it late.
+    was installed joins it late. A `direct` lane leads to a member that is no neighbour in the ring.
     """
 
     conn: int
@@ -49,6 +49,7 @@ class Promote:
     paths: int = 1
     epoch: Epoch = 0
     channel: int = 0
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,13 @@ class Install:
     segment_bytes: int
     peers_here: int
     """How many members run on this host. If they are more than its cores, a waiting engine yields the CPU to them."""
-    multipath: bool = False
     channels: int = 1
+    multipath: bool = False
     """Some link of the ring has several lanes: ops are cut finely, so that slow and fast lanes end together."""
+    direct: bool = False
+    """Done goes straight to every member, where direct lanes lead to all that are no neighbours."""
+    hosts: int = 1
+    """Above 1: ops are reduced inside each of so many hosts first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,8 @@ class SendBlocks:
 class Dial:
     """Open a connection, from the address `source` if given; the response is `Dialled` or `DialFailed`, at once.
 
-    `here` is the name of a peer of this host: it is tried first, for a lane in shared memory.
+    `here` is the name of a peer of this host: it is tried first, for a lane in shared memory, with less of it for a
+    lane that `carries_little`.
     """
 
     key: int
@@ -175,6 +181,7 @@ class Dial:
     timeout_ms: int
     source: str = ""
     here: str = ""
+    carries_little: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,9 @@ class Engine(Commands, Protocol):
     def listen_here(self) -> str:
         """Listen for peers of this host, which can share memory; the name to dial, or "" where that is impossible."""
 
-    def dial(self, host: str, port: int, timeout_ms: int, source: str = "", name: str = "") -> int: ...
+    def dial(
+        self, host: str, port: int, timeout_ms: int, source: str = "", name: str = "", carries_little: bool = False
+    ) -> int: ...
     def next_event(self, timeout_s: float) -> EngineEvent | None:
         """Block without the GIL until there is an event, or until the timeout."""
 
@@ -243,9 +245,9 @@ def event_of(engine: Commands, event: EngineEvent, nonce: Callable[[], bytes]) -
         case "closed":
             return Closed(event.conn, event.text)
         case "link_lost":
-            link = (event.peer, event.outgoing)
-            left = tuple(lane.conn for lane in engine.lanes() if (lane.peer, lane.outgoing) == link)
-            return LinkLost(event.peer, event.outgoing, event.text, left, event.died)
+            lanes = [lane for lane in engine.lanes() if (lane.peer, lane.direct) == (event.peer, event.direct)]
+            left = tuple(lane.conn for lane in lanes if event.direct or lane.outgoing == event.outgoing)
+            return LinkLost(event.peer, event.outgoing, event.text, left, event.died, event.direct)
         case "mismatch":
             op = (event.epoch, event.tag, event.sequence)
             return OpMismatched(event.peer, *op, event.descriptor, event.other_descriptor)
@@ -301,6 +303,7 @@ def _lane(effect: Promote) -> LanePromotion:
         paths=effect.paths,
         epoch=effect.epoch,
         channel=effect.channel,
+        direct=effect.direct,
     )
 
 
@@ -315,4 +318,6 @@ def _epoch(effect: Install) -> EpochSpec:
         peers_here=effect.peers_here,
         multipath=effect.multipath,
         channels=effect.channels,
+        direct=effect.direct,
+        hosts=effect.hosts,
     )

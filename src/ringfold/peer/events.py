@@ -67,6 +67,8 @@ class LinkLost:
     live_conns: tuple[int, ...] = ()
     died: bool = False
     """Whether the neighbour's process has died: the kernel said so."""
+    direct: bool = False
+    """Whether it was a link to a member that is no neighbour in the ring."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,11 @@ end has fewer, its addresses serve several paths in turn. Ops are cut into slice
 channel has lanes of its own: `lanes` per path. Of c channels, lane k belongs to channel k modulo c; the lanes of a
 channel take the paths in turn.
 
+Members that are no neighbours have *direct* lanes. Where ops are reduced host by host, those that the plan needs belong
+to the attachment like the lanes of the ring. All others are optional: they carry Done, they are dialled a moment after
+the epoch is installed, and that one is missing costs nothing but hops. But one that breaks ends the epoch, because a
+Done may have been lost on it.
+
 The lanes of a link in one channel are a *bundle*. A bundle of several lanes is *shared*: they stand in for each other,
 and the engine resends what was lost with one of them. A link is up when every bundle has a lane, after a short wait for
 the others. Missing lanes are dialled again and again and may connect while the epoch runs. The link is lost with the
@@ -58,6 +63,8 @@ Link = tuple[bool, PeerId]
 """outgoing, neighbour"""
 LaneKey = tuple[bool, PeerId, int]
 """outgoing, neighbour, number"""
+FIRST_DIRECT = 1 << 20
+"""The number of the first direct lane, that of channel 0; the lower id is the source of such a lane."""
 Bundle = tuple[bool, PeerId, int]
 """outgoing, neighbour, channel"""
 
@@ -92,12 +99,41 @@ def needed_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:
     for number in range(per_path * paths_between(ring[rank], ring[before])):
         yield (False, ring[before].peer, number), record.dialers[before] == me
 
+    for peer in sorted(_hierarchical_peers(record, rank) - {ring[before].peer, ring[after].peer}):
+        for channel in range(record.channels):
+            yield (me < peer, peer, FIRST_DIRECT + channel), me > peer
+
+
+def optional_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:
+    """Each direct lane that `me` may have in the epoch of `record`, and whether `me` dials it."""
+    if not record.direct:
+        return
+    ring = [member.peer for member in record.members]
+    rank = ring.index(me)
+    near = {me, ring[rank - 1], ring[(rank + 1) % len(ring)]}
+    for peer in sorted(set(ring) - near):
+        yield (me < peer, peer, FIRST_DIRECT), me > peer
+
+
+def _hierarchical_peers(record: Record, rank: int) -> set[PeerId]:
+    """The members that a rank exchanges segments with when ops are reduced host by host."""
+    if record.hosts < 2:
+        return set()
+    size = len(record.members) // record.hosts
+    host, place = divmod(rank, size)
+    inside = {host * size + (place + step) % size for step in (1, size - 1)}
+    across = {(host + step) % record.hosts * size + place for step in (1, record.hosts - 1)}
+    return {record.members[other].peer for other in inside | across}
+
 
 def route_of(record: Record, me: PeerId, lane: LaneKey) -> Route:
     """The route of a lane from here. With one path, lane i of a channel begins at the neighbour's address i."""
     here = next(member for member in record.members if member.peer == me)
     there = next(member for member in record.members if member.peer == lane[1])
     paths = paths_between(here, there)
+    if lane[2] >= FIRST_DIRECT:
+        shares = bool(here.here) and here.host == there.host
+        return Route(0, 1, tuple(there.addresses), there.port, here=there.here if shares else "")
     if paths == 1:
         first = lane[2] // record.channels % max(1, len(there.addresses))
         # Lanes that stand in for each other are all of one kind.
@@ -168,6 +204,7 @@ class Lanes:
         self._timings = timings
         self._channels = 1
         self._needed: dict[LaneKey, bool] = {}  # -> whether this peer dials it
+        self._optional: dict[LaneKey, bool] = {}  # the same of direct lanes that the epoch can do without
         self._connected: dict[LaneKey, int] = {}
         self._dials: dict[LaneKey, LaneDial] = {}
         self._attach_deadline_ns = 0
@@ -190,8 +227,11 @@ class Lanes:
         self._channels = record.channels
         self._needed = dict(needed_lanes(record, self.me))
         same = {link for link, count in Counter(lane[:2] for lane in self._needed).items() if before[link] == count}
+        self._optional = {
+            lane: is_mine for lane, is_mine in optional_lanes(record, self.me) if lane not in self._needed
+        }
         for lane, conn in sorted(self._connected.items()):
-            if lane not in self._needed or lane[:2] not in same:
+            if lane not in self._optional and (lane not in self._needed or lane[:2] not in same):
                 update.effects.append(CloseConn(conn, f"not a lane of epoch {record.epoch}"))
                 del self._connected[lane]
         for lane, is_mine in sorted(self._needed.items()):
@@ -215,6 +255,9 @@ class Lanes:
             dial = self._dials.get(lane)
             if is_mine and lane not in self._connected and (dial is None or dial.state is DialState.FAILED):
                 effects += self._start_dial(now_ns, lane)
+        for lane, is_mine in sorted(self._optional.items()):
+            if is_mine and lane not in self._connected:
+                effects += self._start_dial(now_ns, lane, pause_ms=self._timings.direct_pause_ms)
         return effects
 
     def end(self, reason: str) -> list[Effect]:
@@ -235,7 +278,7 @@ class Lanes:
         return {bundle[:2] for bundle in needed - connected}
 
     def _bundle(self, lane: LaneKey) -> Bundle:
-        return *lane[:2], lane[2] % self._channels
+        return *lane[:2], lane[2] % FIRST_DIRECT % self._channels
 
     def failed_edges(self, now_ns: int) -> list[EdgeFailure]:
         """All edges that cannot be connected, once nothing else is left to wait for; empty until then."""
@@ -254,6 +297,10 @@ class Lanes:
 
     def _has_failed(self, lane: LaneKey) -> bool:
         return lane in self._dials and self._dials[lane].state is DialState.FAILED
+
+    def direct_link(self, peer: PeerId) -> Link:
+        """The link of the direct lanes to a member."""
+        return self.me < peer, peer
 
     def ends(self, link: Link) -> tuple[PeerId, PeerId]:
         """Source and target of a link, in ring direction."""
@@ -304,7 +351,8 @@ class Lanes:
             del self._connected[lane]
             if self._is_up(self._bundle(lane)):
                 update.effects.append(Notify(LaneLost(lane[1], lane[0], lane[2], reason)))
-                update.effects += self._start_dial(now_ns, lane, pause=True) if self._needed.get(lane) else []
+                if self._needed.get(lane):
+                    update.effects += self._start_dial(now_ns, lane, pause_ms=self._timings.redial_ms)
             else:
                 self._lose_link(now_ns, update, lane[:2], reason)
         return update
@@ -328,17 +376,19 @@ class Lanes:
 
     # Dialling
 
-    def _start_dial(self, now_ns: int, lane: LaneKey, *, pause: bool = False) -> list[Effect]:
+    def _start_dial(self, now_ns: int, lane: LaneKey, *, pause_ms: int = 0) -> list[Effect]:
         assert self.record is not None
         route = route_of(self.record, self.me, lane)
-        deadline_ns = min(now_ns + self._timings.connect_ms * MS, self._attach_deadline_ns)
+        deadline_ns = now_ns + (pause_ms + self._timings.connect_ms) * MS
+        if lane in self._needed:
+            deadline_ns = min(deadline_ns, self._attach_deadline_ns)
         self._dials[lane] = dial = LaneDial(lane, route, deadline_ns)
         if not route.targets:
             dial.enter(DialInput.GIVE_UP)
             dial.reason = "the neighbour has no address"
             return []
-        if pause:
-            dial.retry_ns = now_ns + self._timings.redial_ms * MS
+        if pause_ms:
+            dial.retry_ns = now_ns + pause_ms * MS
             return []
         return self._dial(dial)
 
@@ -351,7 +401,8 @@ class Lanes:
         route, target = dial.route, dial.route.targets[dial.address]
         # A peer of this host answers at once, or there is time left for TCP.
         timeout_ms = max(1, self._timings.connect_ms // (LOCAL_SHARE if route.here else len(route.targets)))
-        return [Dial(dial.key, target, route.port, timeout_ms, route.source, route.here)]
+        little = dial.lane in self._optional
+        return [Dial(dial.key, target, route.port, timeout_ms, route.source, route.here, little)]
 
     def _retry(self, now_ns: int, dial: LaneDial, reason: str) -> list[Effect]:
         """Dial the next address at once; after the last one pause; after the deadline give up.
@@ -424,7 +475,8 @@ class Lanes:
             return fault
         stale = self._connected.get(lane)
         bundle = self._bundle(lane)
-        if not self.attaching and not (self._is_shared(bundle) and self._is_up(bundle)):
+        is_welcome = self.attaching or (lane in self._optional and stale is None)
+        if not is_welcome and not (self._is_shared(bundle) and self._is_up(bundle)):
             # This peer is attached, and the neighbour is not: frames that were sent on the old lane since are lost.
             reason = f"peer {lane[1]} connects again, so it has lost the link"
             refusal = Refused(f"epoch {hello.epoch} is not being attached here any more")
@@ -458,9 +510,10 @@ class Lanes:
             return "numbers out of range"
         if not proven(self._key, hello.proof, "lane", nonce, hello.nonce, *_as_parts(claim)):
             return "it does not know the epoch's secret"
-        if self.me not in (hello.source, hello.target) or lane not in self._needed:
+        is_mine = self._needed.get(lane, self._optional.get(lane))
+        if self.me not in (hello.source, hello.target) or is_mine is None:
             return f"{hello.source} -> {hello.target}, lane {hello.lane}, is not a lane of this peer"
-        if self._needed[lane]:
+        if is_mine:
             return f"lane {hello.lane} of {hello.source} -> {hello.target} is dialled by peer {self.me}"
         return None
 
@@ -485,6 +538,8 @@ class Lanes:
         assert self.record is not None
         self._connected[lane] = conn
         bundle = self._bundle(lane)
+        if lane[2] >= FIRST_DIRECT:
+            return [Promote(conn, *lane, epoch=self.record.epoch, channel=bundle[2], direct=True)]
         if not self._is_shared(bundle):
             return [Promote(conn, *lane, channel=bundle[2])]
         route = route_of(self.record, self.me, lane)

@@ -222,8 +222,9 @@ class PeerMachine:
                 effects = self._message(now_ns, event)
             case Dialled() | DialFailed() | Opened() | Accepted() | Closed():
                 effects = self._connection(now_ns, event)
-            case LinkLost(peer, outgoing, reason, live_conns, died):
-                update = self._lanes.link_lost(now_ns, (outgoing, peer), live_conns, reason)
+            case LinkLost(peer, outgoing, reason, live_conns, died, direct):
+                link = self._lanes.direct_link(peer) if direct else (outgoing, peer)
+                update = self._lanes.link_lost(now_ns, link, live_conns, reason)
                 effects = self._report_lost(update, died=died)
             case OpMismatched() | OpTimedOut() | OpCancelled():
                 effects = self._op_report(event)
@@ -357,6 +358,8 @@ class PeerMachine:
             peers_here=max(1, sum(member.host == self.identity.host for member in record.members)),
             multipath=record.lanes > 1 or any(member.paths > 1 for member in record.members),
             channels=record.channels,
+            direct=record.direct,
+            hosts=record.hosts,
         )
         return [install, *self._send_to_master(messages.Attached(record.epoch)), *dialling]
 

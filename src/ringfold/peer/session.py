@@ -541,9 +541,9 @@ class Session:
     def _carry_out(self, effect: Effect) -> Event | None:
         """Carry out one effect; if it has a response, that is the machine's next event."""
         match effect:
-            case Dial(key, host, port, timeout_ms, source, here):
+            case Dial(key, host, port, timeout_ms, source, here, carries_little):
                 try:
-                    return Dialled(key, self.engine.dial(host, port, timeout_ms, source, here))
+                    return Dialled(key, self.engine.dial(host, port, timeout_ms, source, here, carries_little))
                 except (RuntimeError, OSError, ValueError) as error:
                     return DialFailed(key, str(error))
             case Joined(record):

@@ -25,6 +25,8 @@ class PeerTimings:
     """How long an attachment waits for the other lanes of a link that has one already; they may connect later."""
     path_redial_most_ms: int = 2_000
     """A lane that others stand in for is dialled again after a pause that doubles from `redial_ms` up to this."""
+    direct_pause_ms: int = 50
+    """How long after an epoch was installed its direct lanes are dialled: epochs that follow each other need none."""
     master_retry_ms: int = 50
     """The first pause between two attempts to reach the master; it doubles up to `master_retry_most_ms`."""
     master_retry_most_ms: int = 1_000

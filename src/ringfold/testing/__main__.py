@@ -21,7 +21,7 @@ from ringfold.testing.forwarding import run_forwarding
 from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.probing_regions import run_regions
 from ringfold.testing.resuming import run_resume
-from ringfold.testing.scenario import Outcome, run_channels, run_failover, run_seed, run_stalls
+from ringfold.testing.scenario import Outcome, run_channels, run_failover, run_hosts, run_seed, run_stalls
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.several import run_several
 from ringfold.testing.sharing import run_shares
@@ -145,6 +145,11 @@ def run_share_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_channel_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds with several channels; a broken promise is an outcome too."""
     return [_caught(run_channels, seed) for seed in seeds]
+
+
+def run_host_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some seeds with several peers on each host; a broken promise is an outcome too."""
+    return [_caught(run_hosts, seed) for seed in seeds]
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
@@ -285,6 +290,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost, too")
     parser.add_argument("--shares", action="store_true", help="fixed shares of paths, which break and come back")
     parser.add_argument("--channels", action="store_true", help="ops are cut into 2 to 4 slices, each with its lanes")
+    parser.add_argument(
+        "--hosts", action="store_true", help="several peers on each host, and lanes between all members"
+    )
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # the logs of programs are not shown here
     console = Console(soft_wrap=True)
@@ -295,7 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = run_agents if options.agents else run_rounds if options.probing else run
         run = run_several if options.runs else run
         run = run_stalls if options.stalls else run_resume if options.resume else run
-        run = run_shares if options.shares else run_channels if options.channels else run
+        run = (
+            run_shares if options.shares else run_channels if options.channels else run_hosts if options.hosts else run
+        )
         run = run_regions if options.regions else run_forwarding if options.forwarding else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
@@ -316,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
     batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
     batch = run_share_batch if options.shares else run_channel_batch if options.channels else batch
+    batch = run_host_batch if options.hosts else batch
     run_many(first, options.seeds, options.jobs, console, total, batch)
     show(total, first, console)
     return 1 if total.failures else 0

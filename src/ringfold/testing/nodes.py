@@ -349,9 +349,9 @@ class SimMaster:
         known = self.sim.by_name.get(self._names.get(conn, ""))
         if not run or known is None:
             return
-        # A host has one process, and a name may have had several.
-        named = [member.host for member in message.members] if isinstance(message, Record) else []
-        for peer in (known, *(self.sim.by_name[host] for host in named)):
+        # An address has one process, and a name may have had several.
+        named = [member.addresses[0] for member in message.members] if isinstance(message, Record) else []
+        for peer in (known, *(self.sim.by_name[address] for address in named)):
             if peer.run != run:
                 what = type(message).__name__
                 raise Violation(f"{peer.name} is of run {peer.run}, and run {run} has a {what} with or for it")

@@ -94,7 +94,7 @@ class SimPeer:
         addresses = tuple(on_path(name, path) for path in range(paths))
         identity = Identity(
             group=group,
-            host=name,
+            host=f"host-{len(sim.peers) % sim.setup.hosts}" if sim.setup.hosts else name,
             name=sim.given_names.get(name, name),
             addresses=addresses,
             port=DATA_PORT,

@@ -211,6 +211,23 @@ def draw_channels(seed: int, base: Setup | None = None) -> Scenario:
     return replace(scenario, setup=replace(scenario.setup, settings=settings))
 
 
+def draw_hosts(seed: int, base: Setup | None = None) -> Scenario:
+    """The scenario of a seed with several peers on each host: lanes between all members, ops host by host."""
+    rng = Random(f"hosts {seed}")
+    scenario = draw(seed, replace(base or Setup(), hosts=rng.choice((2, 2, 3, 1))))
+    settings = replace(
+        scenario.setup.settings,
+        evidence="ring",
+        lanes=1,
+        channels=rng.choice((1, 1, 2, 3)),
+        direct_lanes=rng.random() < 0.7,
+    )
+    timings = replace(scenario.setup.timings, direct_pause_ms=rng.choice((0, 1, 10)))
+    setup = replace(scenario.setup, settings=settings, timings=timings, paths=1)
+    plan = tuple(fault for fault in scenario.plan if fault.kind not in (*OF_PATHS, "reset_lanes", ADVICE))
+    return replace(scenario, setup=setup, peers=rng.choice((4, 4, 6, 6, 8, 9)), groups=1, plan=plan)
+
+
 def _training(rng: Random, seed: int, peers: int) -> Training:
     steps = rng.choice((rng.randint(4, 12), rng.randint(12, 40)))
     return Training(
@@ -313,6 +330,14 @@ def run_channels(seed: int, base: Setup | None = None, *, echo: Callable[[str], 
         return run_scenario(seed, draw_channels(seed, base), echo=echo)
     except SimulationFailure as failure:
         raise SimulationFailure(failure.seed, failure.text, failure.tail, "--channels") from failure
+
+
+def run_hosts(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed with several peers on each host; a broken promise raises SimulationFailure."""
+    try:
+        return run_scenario(seed, draw_hosts(seed, base), echo=echo)
+    except SimulationFailure as failure:
+        raise SimulationFailure(failure.seed, failure.text, failure.tail, "--hosts") from failure
 
 
 def run_scenario(seed: int, scenario: Scenario, *, echo: Callable[[str], None] | None = None) -> Outcome:

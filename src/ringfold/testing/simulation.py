@@ -78,6 +78,8 @@ class Setup:
     """A bug for the engine, by name. See `tests/planted`."""
     first_sequence: int = 0
     """Where the ops of every tag begin to count; shortly before 2^32 they wrap around."""
+    hosts: int = 0
+    """The peers say that they are on so many hosts, in turn; 0: each on its own. They share no memory there."""
 
 
 def draw_advice(rng: Random, paths: int) -> tuple[list[int], int]:

@@ -44,6 +44,21 @@ def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], hosts: Mapping
     return joined
 
 
+def by_hosts(ring: Sequence[int], hosts: Mapping[int, str]) -> tuple[list[int], int]:
+    """The ring, begun where a host begins, and the number of hosts, if all have the same number of members side by side.
+
+    1 instead, and the ring as it is, if that is not so, or if it means nothing: one host, or one member on each.
+    """
+    starts = [at for at, member in enumerate(ring) if hosts[member] != hosts[ring[at - 1]]]
+    count = len({hosts[member] for member in ring})
+    if count < 2 or len(starts) != count or len(ring) == count or len(ring) % count:
+        return list(ring), 1
+    begun = [*ring[starts[0] :], *ring[: starts[0]]]
+    size = len(ring) // count
+    even = all(len({hosts[member] for member in begun[at : at + size]}) == 1 for at in range(0, len(ring), size))
+    return (begun, count) if even else (list(ring), 1)
+
+
 def edges_of(ring: Sequence[int]) -> list[Edge]:
     """The directed edges of a ring, edge i from member i to the next one. A ring of one has none."""
     if len(ring) < 2:

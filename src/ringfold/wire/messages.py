@@ -194,7 +194,11 @@ class AdmissionWaits(Message, frozen=True, tag="admission_waits"):
 
 
 class LaneHello(Message, frozen=True, tag="lane_hello"):
-    """A neighbour opens a lane of `epoch`, from `source` to `target` in ring direction. Either of them may dial."""
+    """A member opens a lane of `epoch`, from `source` to `target` in ring direction. Either of them may dial.
+
+    A direct lane, between members that are no neighbours, has a number from 1,048,576 on, and the lower id is its
+    source.
+    """
 
     version: int
     epoch: Epoch
@@ -541,6 +545,10 @@ class Record(Message, frozen=True, tag="record"):
     every registered peer was admitted or is gone; `pending`: more have registered by now. `lanes` is the number of
     lanes per path and channel, `channels` how many slices an op is cut into. `call` is the number of the run-wide call
     that admits the newcomers (`CallDone`).
+
+    With `direct`, members that are no neighbours connect, too, once the epoch is installed, and send each other Done
+    where all of them have. With `hosts` above 1, the members of each host stand side by side in the ring, the same
+    number on each, beginning with members[0], and ops are reduced inside each host first.
     """
 
     group: GroupId
@@ -562,6 +570,8 @@ class Record(Message, frozen=True, tag="record"):
     world: World
     call: int = 0
     channels: int = 1
+    direct: bool = False
+    hosts: int = 1
 
 
 class Attached(Message, frozen=True, tag="attached"):

@@ -47,7 +47,9 @@ class BrokenEngine:
         if self.broken.wait(timeout_s):
             raise OSError("out of order")
 
-    def dial(self, host: str, port: int, timeout_ms: int, source: str = "", name: str = "") -> int:
+    def dial(
+        self, host: str, port: int, timeout_ms: int, source: str = "", name: str = "", little: bool = False
+    ) -> int:
         return 1
 
     def wake(self) -> None:
