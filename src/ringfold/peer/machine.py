@@ -72,6 +72,7 @@ from ringfold.peer.events import (
     Closed,
     DialFailed,
     Dialled,
+    EngineInstalled,
     EngineSealed,
     Event,
     LinkLost,
@@ -237,6 +238,8 @@ class PeerMachine:
                 effects = self._measurement.sampled(event)
             case Silent(conn, silent_ms):
                 effects = self._master_silent(now_ns, conn, silent_ms)
+            case EngineInstalled(epoch, in_memory):
+                effects = self._report_attached(epoch, in_memory)
             case EngineSealed(epoch, ops):
                 effects = self._send_to_master(messages.Sealed(epoch, list(ops)))
             case Tick():
@@ -358,7 +361,14 @@ class PeerMachine:
             multipath=record.lanes > 1 or any(member.paths > 1 for member in record.members),
             channels=record.channels,
         )
-        return [install, *self._send_to_master(messages.Attached(record.epoch)), *dialling]
+        # Install comes first: its response goes to the master before anything else happens.
+        return [install, *dialling]
+
+    def _report_attached(self, epoch: Epoch, in_memory: tuple[int, ...]) -> list[Effect]:
+        if not self.is_running or epoch != self.engine_epoch:
+            return []
+        lanes = self._lanes.conns_to_next()
+        return self._send_to_master(messages.Attached(epoch, len(lanes), len(lanes.intersection(in_memory))))
 
     # Messages
 
