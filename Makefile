@@ -38,6 +38,7 @@ help:
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
 	make fuzz          hostile input and fresh examples for MINUTES=10; what is found is kept in tests/fuzz/corpus
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
+	make plot          docs/images/allreduce-16-cores.svg from the reports in benchmarks/results
 	make native-tidy   clang-tidy over all native files
 	make native-check  the native tests under ASan and UBSan, then under TSan
 	make tsan-e2e      some of the tests with real processes, with the native module under TSan
@@ -180,6 +181,13 @@ fuzz: .venv/.ready
 
 bench: .venv/.ready
 	@$(BIN)/ringfold bench $(BENCH)
+
+RESULTS_16 = $(sort $(wildcard benchmarks/results/allreduce-16-cores*.json))
+
+.PHONY: plot
+plot: .venv/.ready
+	@test -n "$(RESULTS_16)" || { echo "error: no benchmarks/results/allreduce-16-cores*.json" >&2; exit 1; }
+	$(BIN)/ringfold bench plot $(RESULTS_16) -o docs/images/allreduce-16-cores.svg
 
 docs: .venv/.ready
 	$(call STEP,reference pages and the native stub)

@@ -1,5 +1,6 @@
 """Lanes in shared memory between real processes: peers that die, freeze and come, and unauthenticated clients."""
 
+import json
 import os
 import random
 import socket
@@ -46,6 +47,18 @@ def reduce_once(me: ProgramContext) -> None:
         me.receive()
 
 
+def ring_links(cluster: ProgramCluster) -> tuple[list[tuple[str, int]], str]:
+    """What `ringfold status` says about the ring's links, as JSON and as text."""
+    assert cluster.master is not None
+    shown = [
+        cluster.start_command(f"status{number}", "status", cluster.master.address, *arguments)
+        for number, arguments in enumerate((["--json"], []))
+    ]
+    assert [command.wait() for command in shown] == [0, 0]
+    (group,) = json.loads(shown[0].stdout.text())["groups"]
+    return [(link["transport"], link["lanes"]) for link in group["ring_links"]], shown[1].stdout.text()
+
+
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_peers_of_one_host_share_memory_unless_told_otherwise(
@@ -58,6 +71,10 @@ def test_peers_of_one_host_share_memory_unless_told_otherwise(
         lanes = 2 * int(threads)
         peer.expect("reduced", right=True, lanes=lanes, in_memory=lanes if transport == "auto" else 0)
         assert pipes_of(peer.pid) == (lanes if transport == "auto" else 0)
+    links, text = ring_links(cluster)
+    assert links == [("shm" if transport == "auto" else "tcp", int(threads))] * 3
+    assert ("1 => 2 => 3 => 1" if transport == "auto" else "1 -> 2 -> 3 -> 1") in text
+    assert ("in shared memory" in text, "over TCP" in text) == (transport == "auto", transport == "tcp")
     for peer in peers:
         peer.send()
         peer.wait_success()
@@ -69,6 +86,9 @@ def test_a_peer_that_wants_tcp_gets_it_from_the_others(cluster: ProgramCluster) 
     peers += cluster.start_program(reduce_once, 1, world=3, env={"RINGFOLD_TRANSPORT": "tcp"})
     for peer, in_memory in zip(peers, (1, 1, 0), strict=True):
         peer.expect("reduced", right=True, lanes=2, in_memory=in_memory)
+    links, text = ring_links(cluster)
+    assert sorted(links) == [("shm", 1), ("tcp", 1), ("tcp", 1)]
+    assert "=>: in shared memory; ->: over TCP" in text
     for peer in peers:
         peer.send()
         peer.wait_success()

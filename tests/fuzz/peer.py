@@ -45,6 +45,7 @@ from ringfold.peer.events import (
     Closed,
     DialFailed,
     Dialled,
+    EngineInstalled,
     EngineSealed,
     Event,
     LinkLost,
@@ -140,6 +141,7 @@ class PeerRun:
                 self.step(BlocksWritten(conn, batch, bad))
             case Install(epoch):
                 self.epoch = epoch
+                self.step(EngineInstalled(epoch))
 
     def _check(self, effect: Effect) -> None:
         """What the engine and the program can take. The ranges are those of the native calls."""

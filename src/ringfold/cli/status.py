@@ -21,6 +21,13 @@ LINK_CHARS = 18
 """The minimum width of a cell of the matrix of links. If it does not fit, links are listed."""
 LINKS_LISTED = 24
 """`--json` has everything."""
+ARROWS = {"shm": "=>", "tcp": "->", "mixed": "~>", "unknown": "?>"}
+ARROW_TEXTS = {
+    "shm": "in shared memory",
+    "tcp": "over TCP",
+    "mixed": "some lanes in shared memory, some over TCP",
+    "unknown": "not connected yet",
+}
 
 
 def status(
@@ -110,8 +117,10 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
         yield table("addresses", columns, (_address_row(peer) for peer in status.peers), whole=["address"])
     if status.groups:
         yield Text()
-        columns = ["group", "epoch", "phase", "ring", "evidence", "avoided edges"]
+        columns = ["group", "epoch", "phase", "ring", "lanes", "evidence", "avoided edges"]
         yield table("groups", columns, (_group_row(group) for group in status.groups))
+        if arrows := _about_rings(status):
+            yield Text(arrows, style="dim")
     if any(group.divergences for group in status.groups):
         yield Text()
         yield _divergences(status)
@@ -161,11 +170,32 @@ def _address_row(peer: "PeerStatus") -> list[str]:
 
 
 def _group_row(group: "GroupStatus") -> list[str]:
-    # A ring of two or more is drawn closed: the last one sends to the first.
-    closed = [*group.ring, *group.ring[:1]] if len(group.ring) > 1 else group.ring
-    ring = " -> ".join(str(peer) for peer in closed)
     avoided = ", ".join(f"{source} -> {target}" for source, target in group.bad_edges)
-    return [str(group.group), str(group.epoch), group.phase, ring, group.evidence, avoided]
+    return [str(group.group), str(group.epoch), group.phase, _ring(group), _lanes(group), group.evidence, avoided]
+
+
+def _ring(group: "GroupStatus") -> str:
+    """The ring with an arrow for what carries each link. With two or more it is closed: the last sends to the first."""
+    if len(group.ring) < 2:
+        return "".join(map(str, group.ring))
+    arrows = [ARROWS[link.transport] for link in group.ring_links] or ["->"] * len(group.ring)
+    drawn = [f"{peer} {arrow} " for peer, arrow in zip(group.ring, arrows, strict=True)]
+    return "".join([*drawn, str(group.ring[0])])
+
+
+def _lanes(group: "GroupStatus") -> str:
+    """How many lanes each link has, and how many channels they belong to."""
+    counts = sorted({link.lanes for link in group.ring_links if link.lanes})
+    if not counts:
+        return ""
+    lanes = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return lanes if group.channels == 1 else f"{lanes} ({group.channels} channels)"
+
+
+def _about_rings(status: "Status") -> str:
+    """What the arrows mean that are drawn."""
+    drawn = {link.transport for group in status.groups for link in group.ring_links}
+    return "; ".join(f"{arrow}: {ARROW_TEXTS[name]}" for name, arrow in ARROWS.items() if name in drawn)
 
 
 def _divergences(status: "Status") -> "Table":

@@ -19,10 +19,10 @@ both ends is avoided, and a member is evicted if no ring without bad edges exist
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.limits import MAX_LANES_OF_A_PATH
+from ringfold.limits import MAX_LANES_OF_A_PATH, MAX_PATHS
 from ringfold.master.channels import channels_for
 from ringfold.master.events import Ns
-from ringfold.master.run import AwayMember, BrokenLink, EpochChange, Group, Peer, Run
+from ringfold.master.run import AwayMember, BrokenLink, EpochChange, Group, LaneCount, Peer, Run
 from ringfold.master.states import EpochPhase, Membership
 from ringfold.master.verdicts import Cause, Collector, broken_edge, joining, lost, summary
 from ringfold.topology.ring import Edge, by_hosts, edges_of, ring_order, with_newcomers
@@ -236,7 +236,7 @@ class Epochs:
         leavers = [peer for peer in self._run.live(group) if peer.membership is Membership.LEAVING]
         for leaver in leavers:
             self._run.remove(leaver, "left", "it sent Leave", Left())
-        group.ring, group.wanted_ring = ring, []
+        group.ring, group.wanted_ring, group.lanes = ring, [], {}
         if not ring:
             group.enter(EpochPhase.IDLE)
             group.record = None
@@ -329,23 +329,29 @@ class Epochs:
     # Attaching
 
     def attached(self, now: Ns, peer: Peer, message: Attached) -> None:
-        self._take_response(peer, AttachFailed(message.epoch, []))
+        if not 0 <= message.in_memory <= message.lanes <= MAX_LANES_OF_A_PATH * MAX_PATHS:
+            raise RemoteProtocolError(f"it has {message.lanes} lanes, {message.in_memory} of them in memory")
+        if self._take_response(peer, AttachFailed(message.epoch, [])):
+            self._run.groups[peer.group].lanes[peer.id] = LaneCount(message.lanes, message.in_memory)
 
     def attach_failed(self, now: Ns, peer: Peer, message: AttachFailed) -> None:
         if not message.edges:
             raise RemoteProtocolError("it could not attach, but names no edge")
         self._take_response(peer, message)
 
-    def _take_response(self, peer: Peer, message: AttachFailed) -> None:
+    def _take_response(self, peer: Peer, message: AttachFailed) -> bool:
+        """Note how an attachment ended at this peer. False if it is not about the change in progress."""
         if not self._run.is_current(peer, message.epoch):
-            return
+            return False
         group = self._run.groups[peer.group]
         for failure in message.edges:
             edge = (failure.source, failure.target)
             if peer.id not in edge or not _is_link(group, edge):
                 raise RemoteProtocolError(f"it could not connect {edge[0]} -> {edge[1]}, which it does not have")
-        if group.change is not None and group.phase is EpochPhase.ATTACHING:
-            group.change.answers[peer.id] = message.edges
+        if group.change is None or group.phase is not EpochPhase.ATTACHING:
+            return False
+        group.change.answers[peer.id] = message.edges
+        return True
 
     def _install(self, now: Ns, group: Group, change: EpochChange) -> None:
         group.enter(EpochPhase.IDLE)

@@ -240,6 +240,14 @@ class RunningSync:
     """The peers whose programs write checkpoints."""
 
 
+@dataclass(frozen=True, slots=True)
+class LaneCount:
+    """How many lanes a link has, and how many of them are in shared memory."""
+
+    lanes: int
+    in_memory: int
+
+
 @dataclass(slots=True)
 class Group:
     """Peers that reduce with each other. An empty group is kept, so that no epoch number is used twice."""
@@ -251,6 +259,8 @@ class Group:
     ring: list[PeerId] = field(default_factory=list)
     """The members of that epoch, in ring order."""
     dialers: list[PeerId] = field(default_factory=list)
+    lanes: dict[PeerId, LaneCount] = field(default_factory=dict)
+    """The lanes from each member to the next, as those report that are attached to that epoch."""
     evidence: EvidenceBy = "ring"
     phase: EpochPhase = EpochPhase.IDLE
     change: EpochChange | None = None

@@ -1,6 +1,7 @@
 """The run for `ringfold status`, and what peers wait for. `connection_states.py` has the names of phases and states."""
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -15,11 +16,12 @@ from ringfold.master.stalls import StallDecision, WaitKey, Watchdog
 from ringfold.master.syncs import left_ms
 from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
+from ringfold.topology.ring import edges_of
 from ringfold.units import MS
 from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.frames import Announced
 from ringfold.wire.messages import GroupId, OpRef, PeerId, VoteKind
-from ringfold.wire.status import CollectiveStatus, GroupStatus, LinkStatus, PeerStatus, Status, Waiting
+from ringfold.wire.status import CollectiveStatus, GroupStatus, LinkStatus, PeerStatus, RingLink, Status, Waiting
 
 MAX_LINKS_SHOWN = 4_096
 """All links of 64 peers."""
@@ -102,7 +104,18 @@ def _group(group: Group) -> GroupStatus:
         bad_edges=group.edges.bad_pairs(),
         diverged=list(group.diverged),
         divergences=group.divergences,
+        ring_links=[_ring_link(group, *edge) for edge in edges_of(group.ring)],
+        channels=1 if group.record is None else group.record.channels,
     )
+
+
+def _ring_link(group: Group, source: PeerId, target: PeerId) -> RingLink:
+    count = group.lanes.get(source)
+    if count is None or not count.lanes:
+        return RingLink(source, target, "unknown")
+    some: Literal["mixed", "tcp"] = "mixed" if count.in_memory else "tcp"
+    transport = "shm" if count.in_memory == count.lanes else some
+    return RingLink(source, target, transport, count.lanes, count.in_memory)
 
 
 def _changes(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:

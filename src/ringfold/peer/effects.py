@@ -109,6 +109,8 @@ class RestartCalls:
 
 @dataclass(frozen=True, slots=True)
 class Install:
+    """Run this epoch; the response is `EngineInstalled`."""
+
     epoch: Epoch
     rank: int
     members: tuple[PeerId, ...]

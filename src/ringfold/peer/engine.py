@@ -44,6 +44,7 @@ from ringfold.peer.events import (
     Accepted,
     BlocksReceived,
     Closed,
+    EngineInstalled,
     EngineSealed,
     Event,
     LinkLost,
@@ -193,7 +194,7 @@ _reasons = msgspec.msgpack.Decoder(Reason)
 _STATES: tuple[OpState, ...] = ("unfinished", "done", "committed")
 
 
-def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
+def execute(engine: Commands, effect: EngineEffect) -> EngineInstalled | EngineSealed | None:
     """Give the engine the command of `effect`; return its response, if it has one."""
     match effect:
         case SendMessage(conn, message):
@@ -226,6 +227,7 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
             engine.restart_calls()
         case Install():
             engine.install(_epoch(effect))
+            return EngineInstalled(effect.epoch, tuple(lane.conn for lane in engine.lanes() if lane.in_memory))
         case FailAll(reason):
             engine.fail_all(OpStatus.FAILED, encode_reason(reason))
         case _:

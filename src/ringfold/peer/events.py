@@ -153,6 +153,17 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineInstalled:
+    """The response to `Install`: the engine runs the epoch. `in_memory` are its lanes in shared memory, by connection.
+
+    Only now is it known what carries a lane: a pipe that both sides have mapped, or a socket where that failed.
+    """
+
+    epoch: Epoch
+    in_memory: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSealed:
     """The response to `SealEngine`: how far the ops of the epoch are."""
 
@@ -232,6 +243,7 @@ Event = (
     | BlocksWritten
     | BlocksChanged
     | Sampled
+    | EngineInstalled
     | EngineSealed
     | Tick
     | CallJoin

@@ -260,6 +260,13 @@ class Lanes:
                 effects += self._start_dial(now_ns, lane, pause_ms=self._timings.direct_pause_ms)
         return effects
 
+    def conns_to_next(self) -> set[int]:
+        """The connections that are lanes to the next member of the ring."""
+        assert self.record is not None
+        ring = [member.peer for member in self.record.members]
+        link = (True, ring[(ring.index(self.me) + 1) % len(ring)])
+        return {conn for lane, conn in self._connected.items() if lane[:2] == link}
+
     def end(self, reason: str) -> list[Effect]:
         """Close everything."""
         effects = self.stop(reason)

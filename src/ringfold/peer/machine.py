@@ -72,6 +72,7 @@ from ringfold.peer.events import (
     Closed,
     DialFailed,
     Dialled,
+    EngineInstalled,
     EngineSealed,
     Event,
     LinkLost,
@@ -238,6 +239,8 @@ class PeerMachine:
                 effects = self._measurement.sampled(event)
             case Silent(conn, silent_ms):
                 effects = self._master_silent(now_ns, conn, silent_ms)
+            case EngineInstalled(epoch, in_memory):
+                effects = self._report_attached(epoch, in_memory)
             case EngineSealed(epoch, ops):
                 effects = self._send_to_master(messages.Sealed(epoch, list(ops)))
             case Tick():
@@ -361,7 +364,14 @@ class PeerMachine:
             direct=record.direct,
             hosts=record.hosts,
         )
-        return [install, *self._send_to_master(messages.Attached(record.epoch)), *dialling]
+        # Install comes first: its response goes to the master before anything else happens.
+        return [install, *dialling]
+
+    def _report_attached(self, epoch: Epoch, in_memory: tuple[int, ...]) -> list[Effect]:
+        if not self.is_running or epoch != self.engine_epoch:
+            return []
+        lanes = self._lanes.conns_to_next()
+        return self._send_to_master(messages.Attached(epoch, len(lanes), len(lanes.intersection(in_memory))))
 
     # Messages
 

@@ -575,8 +575,9 @@ class Session:
             case Install():
                 if self.machine.record is not None:
                     _log.debug("%s", EpochRuns.of(self.machine.record))
-                execute(self.engine, effect)
+                installed = execute(self.engine, effect)
                 self._use_path_shares(self._follow_paths)
+                return installed
             case _:
                 return execute(self.engine, effect)
         return None

@@ -575,9 +575,15 @@ class Record(Message, frozen=True, tag="record"):
 
 
 class Attached(Message, frozen=True, tag="attached"):
-    """All lanes of the peer in `epoch` are connected and marked."""
+    """All lanes of the peer in `epoch` are connected and marked.
+
+    `lanes` is how many of them lead to the next member, and `in_memory` how many of these go through shared memory.
+    Both are for `ringfold status`; a peer without neighbours has none.
+    """
 
     epoch: Epoch
+    lanes: int = 0
+    in_memory: int = 0
 
 
 class EdgeFailure(Struct, frozen=True):

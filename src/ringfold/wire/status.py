@@ -82,10 +82,27 @@ class Divergence(Struct, frozen=True):
     received_bytes: int = 0
 
 
+class RingLink(Struct, frozen=True):
+    """The link from a member to the next one in the ring: how many lanes it had when the epoch was attached, and how
+    many of them are in shared memory.
+
+    `transport` says the same in a word. `mixed`: some lanes are in shared memory, and some are not. `unknown`: the
+    member has not attached yet.
+    """
+
+    source: PeerId
+    target: PeerId
+    transport: Literal["shm", "tcp", "mixed", "unknown"]
+    lanes: int = 0
+    in_memory: int = 0
+
+
 class GroupStatus(Struct, frozen=True):
     """One group: its epoch, its ring, and the phase of an epoch change.
 
-    `diverged` are the last few members whose state differed from that of the others, `divergences` counts all."""
+    `ring_links` are the links of the ring, in its order; empty with one member. An op is cut into `channels` slices,
+    each with lanes of its own. `diverged` are the last few members whose state differed from that of the others,
+    `divergences` counts all."""
 
     group: GroupId
     epoch: Epoch
@@ -95,6 +112,8 @@ class GroupStatus(Struct, frozen=True):
     bad_edges: list[tuple[PeerId, PeerId]] = []
     diverged: list[Divergence] = []
     divergences: int = 0
+    ring_links: list[RingLink] = []
+    channels: int = 1
 
 
 class LinkStatus(Struct, frozen=True):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from typing import Literal
 
 import msgspec
 import pytest
@@ -49,6 +50,7 @@ from ringfold.wire.status import (
     GroupStatus,
     LinkStatus,
     PeerStatus,
+    RingLink,
     RunInfo,
     RunList,
     Waiting,
@@ -305,6 +307,35 @@ def test_status_fits_a_terminal_of_80_columns_and_breaks_no_state_or_address(mon
     assert "800 Mbit/s, 120.5 us, 1 % lost, 4.0 s ago" in text
     assert "in 8.0 s" in text
     assert "eviction" in text
+
+
+@pytest.mark.parametrize(
+    ("transports", "channels", "ring", "lanes", "legend"),
+    [
+        (["shm", "shm", "shm"], 1, "2 => 1 => 3 => 2", "1", "=>: in shared memory"),
+        (["tcp", "shm", "tcp"], 4, "2 -> 1 => 3 -> 2", "4 (4 channels)", "=>: in shared memory; ->: over TCP"),
+        (["mixed", "unknown", "tcp"], 2, "2 ~> 1 ?> 3 -> 2", "2 (2 channels)", "?>: not connected yet"),
+    ],
+)
+def test_status_draws_what_carries_each_link(
+    transports: list[Literal["shm", "tcp", "mixed", "unknown"]],
+    channels: int,
+    ring: str,
+    lanes: str,
+    legend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links = [
+        RingLink(source, target, transport, 0 if transport == "unknown" else channels)
+        for (source, target), transport in zip([(2, 1), (1, 3), (3, 2)], transports, strict=True)
+    ]
+    groups = [GroupStatus(0, 4, "installed", [2, 1, 3], "ring", ring_links=links, channels=channels)]
+    monkeypatch.setattr(output.console, "_width", 120)
+    with output.console.capture() as captured:
+        output.console.print(render("127.0.0.1:48148", msgspec.structs.replace(STATUS, groups=groups)))
+    text = captured.get()
+    assert f"{ring}  {lanes} " in text
+    assert legend in text
 
 
 def test_evict_names_the_peer_the_reason_and_the_requester(

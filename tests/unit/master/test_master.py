@@ -499,6 +499,40 @@ def test_status_shows_ops_by_what_all_members_announce() -> None:
     assert (first.phase, first.state) == ("PEER_ACCEPTED", "COLLECTIVE_COMMUNICATIONS_RUNNING")
 
 
+def test_status_shows_what_carries_each_link_of_the_ring() -> None:
+    """As its source reports with its attachment; the next epoch begins without a report."""
+
+    def links() -> list[tuple[int, int, str, int, int]]:
+        (group,) = harness.master.status(0).groups
+        return [(link.source, link.target, link.transport, link.lanes, link.in_memory) for link in group.ring_links]
+
+    harness = MasterHarness()
+    for conn in (1, 2, 3, 4):
+        harness.join(conn)
+    harness.receive(1, m.Attached(1))
+    assert links() == []
+    harness.receive(1, m.Vote(1, "update", 1))
+    harness.receive(1, m.Sealed(1, []))
+    harness.receive(1, m.Attached(2, lanes=4, in_memory=4))
+    harness.receive(2, m.Attached(2, lanes=4))
+    harness.receive(3, m.Attached(2, lanes=4, in_memory=1))
+    mixed = [(1, 2, "shm", 4, 4), (2, 3, "tcp", 4, 0), (3, 4, "mixed", 4, 1)]
+    assert links() == [*mixed, (4, 1, "unknown", 0, 0)]
+    harness.receive(4, m.Attached(2))
+    assert links() == [*mixed, (4, 1, "unknown", 0, 0)], "a peer of an earlier version reports no lanes"
+    harness.step(ConnectionClosed(4, ""))
+    harness.seal_and_attach(2, [1, 2, 3], [1])
+    assert {transport for _, _, transport, _, _ in links()} == {"unknown"}
+
+
+@pytest.mark.parametrize(("lanes", "in_memory"), [(1, 2), (-1, -1), (1, -1), (1 << 40, 0)])
+def test_impossible_numbers_of_lanes_are_refused(lanes: int, in_memory: int) -> None:
+    harness = MasterHarness()
+    harness.join(1)
+    harness.receive(1, m.Attached(1, lanes, in_memory))
+    assert 1 not in harness.conns
+
+
 def test_a_planted_verdict_is_used() -> None:
     """The seam that a simulation needs to show that it finds wrong verdicts."""
 

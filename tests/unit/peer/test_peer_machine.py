@@ -38,6 +38,7 @@ from ringfold.peer.events import (
     Closed,
     DialFailed,
     Dialled,
+    EngineInstalled,
     EngineSealed,
     Event,
     LinkLost,
@@ -93,14 +94,18 @@ class Peer:
         self.machine = PeerMachine(identity, timings)
         self.now_ns = 0
         self.last_conn = 0
+        self.in_memory: tuple[int, ...] = ()
+        """The connections that the engine reports as lanes in shared memory."""
 
     def step(self, event: Event) -> list[Effect]:
-        """Apply an event. Dials are answered with a connection at once, as the shell does."""
+        """Apply an event. Dials are answered with a connection at once, and an install, as the shell does."""
         effects = self.machine.step(self.now_ns, event)
         for effect in effects:
             if isinstance(effect, Dial):
                 self.last_conn += 1
                 effects = effects + self.machine.step(self.now_ns, Dialled(effect.key, self.last_conn))
+            elif isinstance(effect, Install):
+                effects = effects + self.machine.step(self.now_ns, EngineInstalled(effect.epoch, self.in_memory))
         return effects
 
     def receives(self, conn: int, message: Message) -> list[Effect]:
@@ -416,8 +421,18 @@ def test_a_peer_dials_its_edge_and_takes_the_other() -> None:
     assert only(effects, Promote) == [Promote(2, True, 6, 0), Promote(100, False, 4, 0)]
     assert effects[-2:] == [
         Install(1, 1, (4, ME, 6), False, 16_384, 262_144, 3),
-        SendMessage(CONTROL, messages.Attached(1)),
+        SendMessage(CONTROL, messages.Attached(1, lanes=1)),
     ]
+
+
+@pytest.mark.parametrize(("in_memory", "counted"), [((2, 100), 1), ((100,), 0), ((), 0)])
+def test_the_master_learns_how_many_lanes_to_the_next_member_are_in_shared_memory(
+    in_memory: tuple[int, ...], counted: int
+) -> None:
+    """Lane 100 leads to the member before, which reports it."""
+    peer = registered()
+    peer.in_memory = in_memory
+    assert sent(attach(peer, record(1, [4, ME, 6])))[-1] == messages.Attached(1, lanes=1, in_memory=counted)
 
 
 def test_two_members_have_two_links_between_them() -> None:
@@ -879,7 +894,7 @@ def test_a_vote_waits_for_the_end_of_an_epoch_change_and_is_cast_once() -> None:
     peer = member()
     peer.receives(CONTROL, messages.Seal(1, "x"))
     assert sent(peer.step(vote(progress=((0, 4),)))) == []
-    assert sent(peer.receives(CONTROL, record(2, [4, ME]))) == [messages.Attached(2)]
+    assert sent(peer.receives(CONTROL, record(2, [4, ME]))) == [messages.Attached(2, lanes=1)]
     assert sent(peer.receives(CONTROL, messages.Installed(2, World()))) == [messages.Vote(1, "update", 2, 2, [])]
     assert sent(peer.receives(CONTROL, messages.Installed(2, World()))) == []
 

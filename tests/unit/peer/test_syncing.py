@@ -20,6 +20,7 @@ from ringfold.peer.effects import (
     Effect,
     Ended,
     ExpectBlocks,
+    Install,
     SealEngine,
     SendBlocks,
     SendMessage,
@@ -35,6 +36,7 @@ from ringfold.peer.events import (
     CallVote,
     Closed,
     Dialled,
+    EngineInstalled,
     EngineSealed,
     Event,
     MessageReceived,
@@ -142,6 +144,8 @@ class Node:
                 self.net.close(self, conn)
             case SealEngine(epoch):
                 self.step(EngineSealed(epoch, ()))
+            case Install(epoch):
+                self.step(EngineInstalled(epoch))
             case ExpectBlocks() | WriteBlocks() | SendBlocks():
                 self.move_blocks(effect)
             case CallFinished(ballot, outcome):

@@ -40,8 +40,8 @@ def target_file(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def verdicts(path: Path, rows: list[Row], skipped: dict[str, str] | None = None) -> list[str]:
-    return [found.verdict for found in targets.check("b", rows, skipped or {}, path)]
+def verdicts(path: Path, rows: list[Row], skipped: dict[str, str] | None = None, *, cores: int = 2) -> list[str]:
+    return [found.verdict for found in targets.check("b", rows, skipped or {}, cores, path)]
 
 
 def test_the_worst_row_decides(target_file: Callable[[str], Path]) -> None:
@@ -71,16 +71,62 @@ def test_a_target_is_about_its_rows_only(target_file: Callable[[str], Path]) -> 
 
 
 def test_a_skipped_library_is_a_miss_with_the_reason(target_file: Callable[[str], Path]) -> None:
-    [found] = targets.check("b", [{"x": None}], {"gloo": "torch is not installed"}, target_file("at_least = 1"))
+    [found] = targets.check("b", [{"x": None}], {"gloo": "torch is not installed"}, 2, target_file("at_least = 1"))
     assert found.verdict == "miss"
     assert "torch is not installed" in found.measured
 
 
 def test_what_was_not_selected_is_no_hit(target_file: Callable[[str], Path]) -> None:
-    assert targets.check("b", [{"y": 1.0}], {}, target_file("at_least = 1")) == []
+    assert targets.check("b", [{"y": 1.0}], {}, 2, target_file("at_least = 1")) == []
 
 
-@pytest.mark.parametrize("condition", ["", "at_least = 1\nbelow = 2", "at_leest = 1"])
+@pytest.mark.parametrize(
+    ("wanted", "cores", "verdict"),
+    [
+        ("16", 16, "miss"),
+        ("16", 2, "other machine"),
+        ("{ min = 4 }", 16, "miss"),
+        ("{ min = 4 }", 2, "other machine"),
+        ("{ max = 4 }", 4, "miss"),
+    ],
+)
+def test_a_target_is_judged_on_its_machines_only(
+    target_file: Callable[[str], Path], wanted: str, cores: int, verdict: str
+) -> None:
+    assert verdicts(target_file(f"at_least = 2.0\ncores = {wanted}"), [{"x": 1.0}], cores=cores) == [verdict]
+
+
+def test_a_table_of_sizes_is_a_target_for_each(target_file: Callable[[str], Path]) -> None:
+    path = target_file("where = { world = 2 }\nat_least = { 4K = 3, 1M = 2 }")
+    rows: list[Row] = [{"world": 2, "size_bytes": size, "x": 2.5} for size in (4096, 1 << 20)]
+    found = targets.check("b", rows, {}, 2, path)
+    assert [(one.id, one.text, one.verdict) for one in found] == [
+        ("a:4K", "as asked, 4 KiB", "miss"),
+        ("a:1M", "as asked, 1 MiB", "hit"),
+    ]
+
+
+def test_the_output_names_the_targets_for_other_machines_once(target_file: Callable[[str], Path]) -> None:
+    result = report.report("b", {}, [{"x": 1.0}])
+    path = target_file("cores = 999\nat_least = { 4K = 3, 1M = 2 }")
+    result.checks = targets.check("b", result.figures, {}, result.machine.cores, path)
+    shown = io.StringIO()
+    report.render(result, [], Console(file=shown, width=200))
+    assert "not judged, for machines with 999 cores: a\n" in shown.getvalue()
+    assert "no target applies to what was measured here" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "",
+        "at_least = 1\nbelow = 2",
+        "at_leest = 1",
+        "at_least = {}",
+        "at_least = { big = 1 }",
+        "at_least = { 4K = 1 }\nwhere = { size_bytes = 4096 }",
+    ],
+)
 def test_a_target_needs_exactly_one_bound(target_file: Callable[[str], Path], condition: str) -> None:
     with pytest.raises(ConfigError):
         targets.load(target_file(condition))
@@ -89,7 +135,8 @@ def test_a_target_needs_exactly_one_bound(target_file: Callable[[str], Path], co
 def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
     """A misspelt key would make a target "not asked" for ever."""
     figures = {
-        "allreduce": {"gloo_over_ringfold", "mpi_over_ringfold", "world", "size_bytes"},
+        "allreduce": {"gloo_over_ringfold", "mpi_over_ringfold", "mpi_shm_over_ringfold", "ringfold_median_us"}
+        | {"world", "size_bytes", "transport"},
         "quantize": {"gb_per_s", "f32_over_quantised", "part", "bits", "mbit", "size_bytes"},
         "topology": {"took_us", "worst_error", "best_share", "slowest_over_best", "part", "peers", "matrices"},
         "recovery": {*report.spread([1]), "signal", "worst_beyond_eviction_us"},
@@ -283,7 +330,8 @@ def test_no_process_outlives_its_parent(number: signal.Signals) -> None:
 
 
 def test_every_bench_can_print_json_and_check_itself() -> None:
-    assert {command.name for command in app.registered_commands} == {
+    benches = [command for command in app.registered_commands if command.name != "plot"]
+    assert {command.name for command in benches} == {
         "allreduce",
         "quantize",
         "topology",
@@ -300,7 +348,7 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "multipath",
         "wan",
     }
-    for command in app.registered_commands:
+    for command in benches:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
         shown = CliRunner().invoke(app, [str(command.name), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
         assert "--json" in shown.output

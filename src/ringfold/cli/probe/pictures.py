@@ -101,7 +101,7 @@ def draw_offsets(figure: "Figure", report: "LogReport") -> None:
     below.set_xlabel(f"time since the first round ({time_unit})")
     for axes in (above, below):
         axes.axhline(0, color="black", linewidth=0.5, zorder=0)
-        _plain(axes)
+        plain_axes(axes)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
 
 
@@ -146,7 +146,7 @@ def draw_delays(figure: "Figure", report: "LogReport") -> None:
         _delay_bands(axes, drawn, unit, unit_ns)
         axes.set_ylabel(f"one-way delay ({unit})")
     axes.set_title("Delay of each edge (half of the round trip)", loc="left", fontsize=11)
-    _plain(axes)
+    plain_axes(axes)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
 
 
@@ -331,7 +331,8 @@ def _name(report: "LogReport", node: int) -> str:
     return f"{node} {name}".strip() + drift
 
 
-def _plain(axes: "Axes") -> None:
+def plain_axes(axes: "Axes") -> None:
+    """No frame, and a faint grid behind what is drawn."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(which="major", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)

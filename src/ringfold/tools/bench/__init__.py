@@ -1,11 +1,11 @@
 """`ringfold bench`: the figures that Ringfold promises, measured on this machine.
 
-Read `report.py` (figures leave as tables or as one JSON object) and `targets.py` (they are compared with
-`benchmarks/targets.toml`), then a benchmark. Each is one file, named after its command: `allreduce.py` (also `bench
-memory`), `quantize.py`, `topology.py`, `recovery.py` (also `bench failover`), `join.py`, `master.py`, `state.py`,
-`clock.py` (its truth and its estimators are in `clock_truth.py`), `rounds.py`, `iteration.py`, `hints.py`,
-`multipath.py` and `wan.py`. The processes that they start are in `workers.py`, and for three of them in
-`allreduce_worker.py`, `master_worker.py` and `rounds_worker.py`.
+Read `report.py` (figures leave as tables or as one JSON object; `sizes.py` writes and reads sizes) and `targets.py`
+(they are compared with `benchmarks/targets.toml`), then a benchmark. Each is one file, named after its command:
+`allreduce.py` (also `bench memory`; `plot.py` draws its reports), `quantize.py`, `topology.py`, `recovery.py` (also
+`bench failover`), `join.py`, `master.py`, `state.py`, `clock.py` (its truth and its estimators are in
+`clock_truth.py`), `rounds.py`, `iteration.py`, `hints.py`, `multipath.py` and `wan.py`. The processes that they start
+are in `workers.py`, and for three of them in `allreduce_worker.py`, `master_worker.py` and `rounds_worker.py`.
 """
 
 import typer
@@ -18,6 +18,7 @@ from ringfold.tools.bench import (
     join,
     master,
     multipath,
+    plot,
     quantize,
     recovery,
     rounds,
@@ -31,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("allreduce")(allreduce.command)
+app.command("plot")(plot.command)
 app.command("quantize")(quantize.command)
 app.command("topology")(topology.command)
 app.command("recovery")(recovery.command)

@@ -7,7 +7,7 @@ For each world size, one team of processes per library is started; idle teams sl
 take turns in rounds, so that a drift of the machine affects all of them. A round is a block of ops back to back. The
 figure of a library is the median over all rounds of rank 0's op times. Beside it is the mean over ranks of the block
 time per op, which a library cannot improve by letting rank 0 run ahead, and the CPU time per op and rank, of all
-threads of a process together.
+threads of a process together; divided by the size of the buffer it is the CPU time per GB.
 
 `ringfold bench memory`: how much an in-place all-reduce raises a peer's peak resident memory. The peak (VmHWM) is reset
 just before the op, with the buffer resident already. What it grows by belongs to the op: scratch, and the backup from
@@ -24,10 +24,12 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.progress import Progress
 
+from ringfold.tools.bench import plot as pictures
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.allreduce_worker import DTYPES
-from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
+from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, seconds, size_bytes, size_text, spread, times
 from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
 
 LIBRARIES = ("gloo", "mpi", "mpi-shm")
@@ -56,8 +58,15 @@ COLUMNS = (
     Column("gloo/ours", "gloo_over_ringfold", times),
     Column("mpi/ours", "mpi_over_ringfold", times),
     Column("mpi-shm/ours", "mpi_shm_over_ringfold", times),
-    Column("CPU", "ringfold_cpu_us", microseconds),
     Column("right", "verified", lambda value: "yes" if value else "NO"),
+)
+CPU_COLUMNS = (
+    *COLUMNS[:4],
+    Column("ringfold/op", "ringfold_cpu_us", microseconds),
+    Column("ringfold/GB", "ringfold_cpu_s_per_gb", seconds),
+    Column("gloo/GB", "gloo_cpu_s_per_gb", seconds),
+    Column("mpi/GB", "mpi_cpu_s_per_gb", seconds),
+    Column("mpi-shm/GB", "mpi_shm_cpu_s_per_gb", seconds),
 )
 
 
@@ -87,6 +96,9 @@ def command(
     transport: Annotated[
         str, typer.Option(help="What carries Ringfold's lanes, comma-separated: tcp, shm (shared memory).")
     ] = "tcp",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw time per op over size into FILE.svg or .png (needs the extra `report`).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
@@ -101,37 +113,43 @@ def command(
         threads=threads.split(","),
         transports=transport.split(","),
     )
-    if unknown := set(plan.transports) - TRANSPORTS.keys():
-        raise typer.BadParameter(f"--transport knows {', '.join(TRANSPORTS)}, not {', '.join(sorted(unknown))}")
-    if unknown := set(plan.libraries) - set(LIBRARIES):
-        raise typer.BadParameter(f"--against knows {', '.join(LIBRARIES)}, not {', '.join(sorted(unknown))}")
-    if dtype not in DTYPES:
-        raise typer.BadParameter(f"--dtype knows {', '.join(DTYPES)}, not {dtype}")
+    check_plan(plan)
+    if plot is not None:
+        pictures.check_file(plot)
     skipped = missing_libraries(plan.libraries)
     teams = ["ringfold", *(one for one in plan.libraries if one not in skipped)]
-    figures: list[Row] = []
     with reports.guarded(as_json=as_json) as progress:
-        cases = list(itertools.product(plan.worlds, plan.threads, plan.transports))
-        task = progress.add_task("starting", total=len(cases) * len(plan.sizes) * plan.rounds)
-        for peers, count, carrier in cases:
-            with LocalCluster() as cluster:
-                progress.update(task, description=f"{peers} peers: starting {', '.join(teams)}")
-                for library in teams:
-                    start_team(cluster, library, peers, count, carrier)
-                for size in plan.sizes:
-                    progress.update(task, description=f"{peers} peers, {size_text(size)}")
-                    row = measure(cluster, teams, peers, size, plan, lambda: progress.advance(task))
-                    figures.append({"threads": count, "transport": carrier, **row})
-                for library in teams:
-                    cluster.send(team(library, peers), {"do": "end"})
+        figures = measure_cases(plan, teams, progress)
     for row in figures:
         row.update({f"{key_of(library)}_over_ringfold": None for library in skipped})
     result = reports.report("allreduce", msgspec.to_builtins(plan), figures, peers=teams, skipped=skipped)
     if not all(row["verified"] for row in figures):
         result.notes.append("A RESULT WAS WRONG: see `verified`")
-    reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
+    if plot is not None:
+        pictures.draw([result], plot)
+        result.notes.append(f"the picture is in {plot}")
+    reports.finish(result, sheets(figures), as_json=as_json, against_targets=check)
     if not all(row["verified"] for row in figures):
         raise typer.Exit(1)
+
+
+def check_plan(plan: AllReducePlan) -> None:
+    """Complain about names that this benchmark does not know."""
+    for option, given, known in (
+        ("--transport", plan.transports, TRANSPORTS),
+        ("--against", plan.libraries, LIBRARIES),
+        ("--dtype", [plan.dtype], DTYPES),
+    ):
+        if unknown := sorted(set(given) - set(known)):
+            raise typer.BadParameter(f"{option} knows {', '.join(known)}, not {', '.join(unknown)}")
+
+
+def sheets(figures: Sequence[Row]) -> list[Sheet]:
+    """The two tables: times, and what they cost in CPU time."""
+    return [
+        Sheet("ringfold bench allreduce: time of an op", figures, COLUMNS),
+        Sheet("CPU time of a rank: of an op, and per GB of the buffer", figures, CPU_COLUMNS),
+    ]
 
 
 def missing_libraries(libraries: Sequence[str]) -> dict[str, str]:
@@ -179,6 +197,25 @@ def start_team(cluster: LocalCluster, library: str, world: int, threads: str = "
     cluster.gather(team(library, world), START_S)
 
 
+def measure_cases(plan: AllReducePlan, teams: Sequence[str], progress: Progress) -> list[Row]:
+    """All sizes with each number of peers, number of threads and transport; each of these has new processes."""
+    figures: list[Row] = []
+    cases = list(itertools.product(plan.worlds, plan.threads, plan.transports))
+    task = progress.add_task("starting", total=len(cases) * len(plan.sizes) * plan.rounds)
+    for peers, count, carrier in cases:
+        with LocalCluster() as cluster:
+            progress.update(task, description=f"{peers} peers: starting {', '.join(teams)}")
+            for library in teams:
+                start_team(cluster, library, peers, count, carrier)
+            for size in plan.sizes:
+                progress.update(task, description=f"{peers} peers, {size_text(size)}")
+                row = measure(cluster, teams, peers, size, plan, lambda: progress.advance(task))
+                figures.append({"threads": count, "transport": carrier, **row})
+            for library in teams:
+                cluster.send(team(library, peers), {"do": "end"})
+    return figures
+
+
 def measure(
     cluster: LocalCluster, teams: Sequence[str], world: int, size: int, plan: AllReducePlan, advance: Callable[[], None]
 ) -> Row:
@@ -206,6 +243,7 @@ def measure(
         row.update(spread(durations[library], f"{key}_"))
         row[f"{key}_block_us"] = sum(blocks[library]) / len(blocks[library]) / 1_000
         row[f"{key}_cpu_us"] = sum(cpu[library]) / len(cpu[library]) / 1_000
+        row[f"{key}_cpu_s_per_gb"] = sum(cpu[library]) / len(cpu[library]) / size
         row[f"{key}_bit_identical"] = identical[library]
     for library in teams[1:]:
         key = key_of(library)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
@@ -18,9 +19,13 @@ from rich.table import Table
 
 from ringfold.errors import ConfigError
 from ringfold.runtime import hardware
+from ringfold.runtime.clock import unix_ns
 from ringfold.runtime.process import term_is_exit
+from ringfold.tools.bench.sizes import size_bytes as size_bytes
+from ringfold.tools.bench.sizes import size_text as size_text
 from ringfold.tools.bench.targets import TargetCheck, Value, check
 from ringfold.tools.cluster import ProcessFailed
+from ringfold.units import S
 
 Row = dict[str, Value]
 
@@ -33,6 +38,8 @@ class BenchReport(msgspec.Struct, kw_only=True):
     figures: list[Row]
     samples_ms: dict[str, list[float]] = {}
     machine: hardware.Hardware
+    date: str = ""
+    """The day of the run, in UTC."""
     versions: dict[str, str]
     peers: list[str]
     skipped: dict[str, str]
@@ -56,6 +63,7 @@ def report(
         settings=settings,
         figures=figures,
         machine=facts,
+        date=datetime.fromtimestamp(unix_ns() / S, UTC).date().isoformat(),
         versions={"python": facts.python, **facts.versions, **_openmpi_version()},
         peers=list(peers),
         skipped=skipped or {},
@@ -73,7 +81,7 @@ def finish(
     unchecked: ConfigError | None = None
     if against_targets:
         try:
-            result.checks = check(result.bench, result.figures, result.skipped)
+            result.checks = check(result.bench, result.figures, result.skipped, result.machine.cores)
         except ConfigError as error:
             unchecked = error  # what was measured is shown all the same
     if as_json:
@@ -82,8 +90,10 @@ def finish(
         render(result, sheets_of(result, columns), Console())
     if unchecked is not None:
         raise unchecked
-    if result.checks is not None and (not result.checks or any(found.verdict == "miss" for found in result.checks)):
-        raise typer.Exit(1)
+    if result.checks is not None:
+        judged = [found for found in result.checks if found.is_judged]
+        if not judged or any(found.verdict == "miss" for found in judged):
+            raise typer.Exit(1)
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -146,12 +156,19 @@ def _render_checks(checks: Sequence[TargetCheck], console: Console) -> None:
     table = _table("targets")
     for heading in ("", "target", "condition", "measured"):
         table.add_column(heading)
+    elsewhere: dict[str, list[str]] = {}
     for found in checks:
+        if found.verdict == "other machine":
+            elsewhere.setdefault(found.cores, []).append(found.id.partition(":")[0])
+            continue
         colour = colours[found.verdict]
         table.add_row(f"[{colour}]{found.verdict}[/]", *map(escape, (found.text, found.condition, found.measured)))
     console.print(table)
-    if not checks:
-        console.print("[red]no target applies to what was measured[/]")
+    for cores, ids in sorted(elsewhere.items()):
+        text = f"not judged, for machines with {cores}: {', '.join(dict.fromkeys(ids))}"
+        console.print(text, style="dim", markup=False, highlight=False)
+    if not any(found.is_judged for found in checks):
+        console.print("[red]no target applies to what was measured here[/]")
 
 
 @contextmanager
@@ -197,22 +214,6 @@ def _openmpi_version() -> dict[str, str]:
     return {"openmpi": version[1]} if version else {}
 
 
-def size_bytes(text: str) -> int:
-    """`4K`, `1M`, `2G` or plain bytes."""
-    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a size such as 4K, 1M or 512")
-    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()]
-
-
-def size_text(value: Value) -> str:
-    assert isinstance(value, int)
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if value >= 1 << shift and value % (1 << shift) == 0:
-            return f"{value >> shift} {unit}"
-    return f"{value} B"
-
-
 def microseconds(value: Value) -> str:
     """A duration with three digits that matter, in the unit that reads best."""
     assert isinstance(value, int | float)
@@ -224,3 +225,8 @@ def microseconds(value: Value) -> str:
 def times(value: Value) -> str:
     assert isinstance(value, int | float)
     return f"{value:.2f}x"
+
+
+def seconds(value: Value) -> str:
+    assert isinstance(value, int | float)
+    return f"{value:.3g} s"
