@@ -7,6 +7,7 @@ Each time the others' next op must commit with the right bits, and nothing of th
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -213,8 +214,8 @@ def test_a_peer_that_is_killed_or_stopped_at_any_instant_of_an_op_leaves_nothing
     for number in range(faults // 2):
         try:
             disturber.disturb(list(KINDS)[number % len(KINDS)])
-        except BaseException:
-            print(f"fault {number} of seed {seed}, {threads} threads; before it: {dict(disturber.counts)}")
+        except Exception as error:
+            error.add_note(f"fault {number} of seed {seed}, {threads} threads; before it: {dict(disturber.counts)}")
             raise
     disturber.end()
-    print(f"seed {seed}, {threads} threads: {dict(sorted(disturber.counts.items()))}")
+    sys.stdout.write(f"seed {seed}, {threads} threads: {dict(sorted(disturber.counts.items()))}\n")
