@@ -262,6 +262,17 @@ TEST(an_op_is_cancelled_by_another_thread_with_three_channels) {
 
 TEST(shutdown_ends_whatever_is_in_progress_with_one_channel) { shutdown_ends_whatever_is_in_progress(1); }
 
+// A program may keep it for long after that.
+TEST(an_engine_that_is_shut_down_keeps_no_descriptors_of_its_workers) {
+  const auto left = [](std::uint32_t channels) {
+    const std::ptrdiff_t before = open_descriptors();
+    Ring ring({.size = 2, .channels = channels});
+    for (std::uint32_t i = 0; i < ring.size(); ++i) ring.engine(i).shutdown();
+    return open_descriptors() - before;
+  };
+  CHECK(left(3) == left(1));
+}
+
 TEST(shutdown_ends_whatever_is_in_progress_with_three_channels) { shutdown_ends_whatever_is_in_progress(3); }
 
 }  // namespace
