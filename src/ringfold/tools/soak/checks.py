@@ -54,11 +54,16 @@ class ResourceSample:
 
 
 def sample(pid: int) -> ResourceSample:
-    """Resident memory, open descriptors and threads of a process."""
+    """Resident memory of its own, open descriptors and threads of a process.
+
+    Pipes are not its own: they come and go with neighbours that share memory, and each has a descriptor beside it.
+    """
     resident = threads = 0
     for text in Path(f"/proc/{pid}/status").read_text().splitlines():
         if text.startswith("VmRSS:"):
-            resident = int(text.split()[1]) * 1024
+            resident += int(text.split()[1]) * 1024
+        elif text.startswith("RssShmem:"):
+            resident -= int(text.split()[1]) * 1024
         elif text.startswith("Threads:"):
             threads = int(text.split()[1])
     return ResourceSample(resident, len(os.listdir(f"/proc/{pid}/fd")), threads)
