@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 from training_program import step_with
 
-Floats = "np.ndarray[tuple[int], np.dtype[np.float32]]"
+Floats = npt.NDArray[np.float32]
 
 KINDS = {"small": (25, 200), "middle": (1 << 18, 4), "large": (1 << 22, 1)}
 """The floats of an op (100 bytes, 1 MiB, 16 MiB), and how many such ops are a step."""
