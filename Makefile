@@ -14,6 +14,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 PYTHON ?= python3
 SEEDS ?= 1000
 SOAK_MINUTES ?= 10
+FAULTS ?= 200
 MINUTES ?= 10
 BENCH ?= allreduce --world 2,4 --sizes 4K,64K,1M,16M --against none
 
@@ -26,7 +27,7 @@ NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.c' -o
 MODULES := $(sort $(shell find src/ringfold -name '*.py'))
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test check lint types tidy sim soak fuzz fuzz-native bench native-test native-tidy native-tidy-changed native-check native-check-address native-check-thread tsan-e2e docs clean
+.PHONY: help demo test check lint types tidy sim soak faults fuzz fuzz-native bench native-test native-tidy native-tidy-changed native-check native-check-address native-check-thread tsan-e2e docs clean
 
 help:
 	@cat <<'TEXT'
@@ -36,6 +37,7 @@ help:
 	make check         ruff, clang-format, mypy --strict, the tidy test, and clang-tidy over changed files
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
+	make faults        a peer killed or stopped in an op in shared memory, FAULTS=200 times
 	make fuzz          hostile input and fresh examples for MINUTES=10; what is found is kept in tests/fuzz/corpus
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
 	make plot          docs/images/allreduce-16-cores.svg from the reports in benchmarks/results
@@ -168,6 +170,11 @@ soak: .venv/.ready
 	$(BIN)/ringfold soak --minutes $(SOAK_MINUTES)
 	$(BIN)/ringfold soak --iterations --minutes $(SOAK_MINUTES)
 	$(BIN)/ringfold soak --members --minutes $(SOAK_MINUTES)
+
+faults: .venv/.ready
+	$(call STEP,$(FAULTS) faults in shared memory)
+	$(BIN)/python -m pytest -q -s tests/e2e/test_shared_memory_faults.py --faults $(FAULTS) \
+	  --faults-seed $(if $(SEED),$(SEED),$$RANDOM)
 
 # A third of the time is for the native targets, where there are any. A finding of one half does not keep the other from
 # looking; Ctrl-C (130) ends both.

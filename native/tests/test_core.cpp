@@ -256,8 +256,8 @@ TEST(the_bits_do_not_depend_on_the_number_of_channels) {
   }
 }
 
-// Dones go straight to all, or around the ring, whichever each of the ranks can do; small ops and others, whoever calls
-// late.
+// Dones go straight to all, or around the ring, as each of the ranks can: of small ops and of others, also if some ranks
+// call late.
 TEST(dones_go_straight_to_all_members_or_around_the_ring) {
   for (const std::uint32_t ranks : {4u, 5u, 6u, 8u}) {
     for (const bool is_late : {false, true}) {

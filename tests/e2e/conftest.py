@@ -15,6 +15,12 @@ from programs import ProgramCluster
 from ringfold.tools.shaped import Shape, ShapedNetwork, ShapingFailed
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "how often a peer is killed or stopped in shared memory (test_shared_memory_faults.py)"
+    parser.addoption("--faults", type=int, default=12, help=text)
+    parser.addoption("--faults-seed", type=int, default=1, help="what decides which faults, and when")
+
+
 @pytest.fixture
 def cluster() -> Iterator[ProgramCluster]:
     """A run without a master yet; whatever is started in it is killed at the end."""

@@ -1,8 +1,8 @@
-// Bugs that the simulation must be able to find.
+// Bugs that the simulation, or a native test with threads and processes, must be able to find.
 //
 // Only code that is compiled with RINGFOLD_PLANTED can have one: the test module `_native_testing` and the native tests
-// of the simulation. In the release module `planted_` is a constant without bugs, and every branch on it is compiled
-// out.
+// that look for them. In the release module `planted_` and `planted_in_engine` are constants without bugs, and every
+// branch on them is compiled out.
 #pragma once
 
 namespace ringfold {
@@ -23,6 +23,15 @@ struct Planted {
   bool done_with_one_part = false;   // a Done leaves when one channel has its part of the op
   bool direct_forgotten = false;     // a Done that goes straight to all members is not sent to one of them
   bool payload_forgotten = false;    // a small op is committed without the payload of one rank
+  bool position_first = false;       // a pipe's writer moves its position before it has written the bytes
+  bool worker_goes_on = false;       // a standstill does not wait for a worker that is at work
 };
+
+// Of what the simulation does not run: pipes and threads. Set before the first thread is started.
+#ifdef RINGFOLD_PLANTED
+inline Planted planted_in_engine{};
+#else
+inline constexpr Planted planted_in_engine{};
+#endif
 
 }  // namespace ringfold

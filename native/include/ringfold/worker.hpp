@@ -46,6 +46,7 @@ class Worker {
 
  private:
   void work();
+  void take_lock();
   void yield_lock(std::unique_lock<std::mutex>& lock);
   bool sleep(std::unique_lock<std::mutex>& lock);
   void wake();
@@ -57,6 +58,9 @@ class Worker {
   std::mutex mutex_;
   std::atomic<int> stops_wanted_{0};
   bool is_asleep_ = false, is_crowded_ = false, is_stopping_ = false, forked_ = false;
+#ifdef RINGFOLD_PLANTED
+  bool goes_on_ = false;  // a planted bug: it was to stop, and was not waited for
+#endif
   std::thread thread_;
 };
 

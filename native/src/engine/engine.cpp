@@ -79,7 +79,9 @@ void Engine::shutdown() {
   for (auto& [conn, socket] : sockets_) ::close(socket.fd);
   sockets_.clear();
   lanes_.close_all();
-  for (const auto& worker : workers_) worker->lanes().close_all();
+  // The descriptors of workers are theirs alone. A program may keep an engine that is shut down for long: in the
+  // traceback of an error, until the interpreter looks for cycles.
+  workers_.clear();
   for (const auto& [fd, until] : greeters_) ::close(fd);
   greeters_.clear();
   for (int* fd : {&listener_, &local_listener_}) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/sealed_file.hpp"
+#include "ringfold/planted.hpp"
 
 namespace ringfold {
 namespace {
@@ -120,6 +121,10 @@ std::size_t ShmPipe::write(const iovec* pieces, std::size_t count) {
   is_broken_ |= before > fifo_bytes();
   if (is_broken_) return 0;
   std::size_t room = fifo_bytes() - before, total = 0;
+  if (planted_in_engine.position_first) {
+    for (std::size_t i = 0; i < count; ++i) total += pieces[i].iov_len;
+    out_.written.store(written_ + std::min(room, std::exchange(total, 0)));
+  }
   for (std::size_t i = 0; i < count && room > 0; ++i) {
     const std::size_t bytes = std::min(room, pieces[i].iov_len);
     std::memcpy(out_bytes_ + ((written_ + total) & mask_), pieces[i].iov_base, bytes);

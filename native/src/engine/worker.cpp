@@ -13,6 +13,7 @@
 #include "ringfold/clock.hpp"
 #include "ringfold/error_text.hpp"
 #include "ringfold/float_environment.hpp"
+#include "ringfold/planted.hpp"
 
 namespace ringfold {
 namespace {
@@ -63,12 +64,26 @@ Worker::~Worker() {
   for (const int fd : {wake_, epoll_}) ::close(fd);
 }
 
-void Worker::wait_until_stopped() {
+void Worker::take_lock() {
   lock_soon(mutex_);
   stops_wanted_.fetch_sub(1);
 }
 
+void Worker::wait_until_stopped() {
+#ifdef RINGFOLD_PLANTED
+  if (planted_in_engine.worker_goes_on) {
+    goes_on_ = !mutex_.try_lock();
+    stops_wanted_.fetch_sub(1);
+    return;
+  }
+#endif
+  take_lock();
+}
+
 void Worker::go_on(bool crowded) {
+#ifdef RINGFOLD_PLANTED
+  if (std::exchange(goes_on_, false)) return;
+#endif
   is_crowded_ = crowded;
   const bool has_work = is_asleep_ && lanes_.has_unsent();
   mutex_.unlock();
@@ -86,7 +101,7 @@ void Worker::shutdown() {
     return;
   }
   stop();
-  wait_until_stopped();
+  take_lock();
   is_stopping_ = true;
   mutex_.unlock();
   wake();

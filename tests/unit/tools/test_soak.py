@@ -1,5 +1,7 @@
 """How a soak judges its samples and its end. The soak itself is in `tests/e2e/test_soak.py`."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -8,41 +10,56 @@ from ringfold.tools.soak.checks import MIB, ResourceSample, growth
 from ringfold.tools.soak.epochs import EpochBegun, StepCommitted
 from ringfold.tools.soak.faults import FaultSchedule, SoakFault
 from ringfold.tools.soak.iterations import IterationEntry, judge
-from ringfold.tools.soak.peers import PeerSoakOutcome, Tally, checks
+from ringfold.tools.soak.peers import PeerSoakOutcome, Tally, checks, lanes_kind
 
 LOG: list[EpochBegun | StepCommitted] = [EpochBegun(0, 1, 1, (1, 2)), StepCommitted(0, ((1, 2),), 0)]
 
 
-def samples(count: int, grow_bytes: int = 0, grow_descriptors: float = 0) -> list[ResourceSample]:
+MIXED = Counter({"memory and TCP, several channels": 9})
+"""Lanes as a soak wants to have seen them."""
+
+
+def samples(
+    count: int, grow_bytes: int = 0, grow_descriptors: float = 0, grow_threads: float = 0
+) -> list[ResourceSample]:
     return [
-        ResourceSample(100 * MIB + index * grow_bytes, 20 + int(index * grow_descriptors)) for index in range(count)
+        ResourceSample(
+            100 * MIB + index * grow_bytes, 20 + int(index * grow_descriptors), 5 + int(index * grow_threads)
+        )
+        for index in range(count)
     ]
 
 
 def test_a_process_that_stays_as_it_is_is_flat() -> None:
-    assert [each.is_flat for each in growth("x", samples(60))] == [True, True]
+    assert [each.is_flat for each in growth("x", samples(60))] == [True, True, True]
 
 
 def test_memory_that_grows_all_the_time_is_found() -> None:
-    memory, descriptors = growth("x", samples(60, grow_bytes=MIB // 2))
+    memory, descriptors, threads = growth("x", samples(60, grow_bytes=MIB // 2))
     assert not memory.is_flat
     assert descriptors.is_flat
+    assert threads.is_flat
 
 
 def test_descriptors_that_leak_are_found() -> None:
-    memory, descriptors = growth("x", samples(60, grow_descriptors=0.5))
+    memory, descriptors, threads = growth("x", samples(60, grow_descriptors=0.5))
     assert memory.is_flat
     assert not descriptors.is_flat
+    assert threads.is_flat
+
+
+def test_threads_that_do_not_end_are_found() -> None:
+    assert [each.is_flat for each in growth("x", samples(60, grow_threads=0.2))] == [True, True, False]
 
 
 def test_what_a_process_takes_at_its_start_is_no_growth() -> None:
-    begin = [ResourceSample(10 * MIB, 3)] * 5
+    begin = [ResourceSample(10 * MIB, 3, 1)] * 5
     assert all(each.is_flat for each in growth("x", begin + samples(60)))
 
 
 def test_peaks_are_no_growth() -> None:
     rising = samples(60)
-    rising[-3:] = [ResourceSample(900 * MIB, 500)] * 3
+    rising[-3:] = [ResourceSample(900 * MIB, 500, 50)] * 3
     assert all(each.is_flat for each in growth("x", rising))
 
 
@@ -62,8 +79,21 @@ def test_a_few_samples_say_nothing() -> None:
 def test_a_soak_is_judged_by_how_it_ended(
     digests: dict[str, tuple[int, int]], left: list[str], broken: list[str]
 ) -> None:
-    outcome = PeerSoakOutcome(Tally(), 1.0, 7, digests=digests, left_behind=left, history=epochs.judge({"a": LOG}))
+    outcome = PeerSoakOutcome(
+        Tally(lanes=MIXED), 1.0, 7, digests=digests, left_behind=left, history=epochs.judge({"a": LOG})
+    )
     assert [check.promise for check in checks(outcome) if not check.kept] == broken
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_mixed"),
+    [([(2, 2), (6, 0)], True), ([(4, 2)], True), ([(2, 2), (4, 4)], False), ([(2, 0)], False), ([], False)],
+)
+def test_a_soak_without_lanes_of_both_kinds_has_not_shown_much(kinds: list[tuple[int, int]], is_mixed: bool) -> None:
+    seen = Counter(lanes_kind(*each) for each in kinds)
+    outcome = PeerSoakOutcome(Tally(lanes=seen), 1.0, 7, digests={"a": (9, 1)}, history=epochs.judge({"a": LOG}))
+    broken = [check.promise for check in checks(outcome) if not check.kept]
+    assert broken == ([] if is_mixed else ["lanes are in shared memory and TCP"])
 
 
 # FaultSchedule
@@ -239,14 +269,14 @@ def test_an_op_that_was_committed_in_two_epochs_is_found() -> None:
 def test_a_soak_is_judged_by_the_history_of_epochs(
     logs: dict[str, list[EpochBegun | StepCommitted]], broken: list[str]
 ) -> None:
-    outcome = PeerSoakOutcome(Tally(), 1.0, 7, digests={"a": (9, 1)}, history=epochs.judge(logs))
+    outcome = PeerSoakOutcome(Tally(lanes=MIXED), 1.0, 7, digests={"a": (9, 1)}, history=epochs.judge(logs))
     assert [check.promise for check in checks(outcome) if not check.kept] == broken
 
 
 def test_a_life_of_a_master_that_grows_is_found_among_others() -> None:
     lives = {"master-a.1": samples(60), "master-b.1": samples(60, grow_descriptors=0.5), "master-a.2": samples(3)}
     outcome = PeerSoakOutcome(
-        Tally(), 1.0, 7, digests={"a": (9, 1)}, master_samples=lives, history=epochs.judge({"a": LOG})
+        Tally(lanes=MIXED), 1.0, 7, digests={"a": (9, 1)}, master_samples=lives, history=epochs.judge({"a": LOG})
     )
     [broken] = [check for check in checks(outcome) if not check.kept]
     assert broken.promise == "no life of a master grows"

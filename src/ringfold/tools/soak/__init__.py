@@ -7,8 +7,8 @@ There are three parts.
 * *Ranks* that agree through stores (`--iterations`): `rank.py` and `iterations.py`.
 * *Members* that fail in other ways than by dying (`--members`): `member.py` and `members.py`.
 
-The first two draw from a list of `faults.py`. `checks.py` is shared: checks, growth of memory and descriptors, hangs,
-and what is left behind.
+The first two draw from a list of `faults.py`. `checks.py` is shared: checks, growth of memory, descriptors and
+threads, hangs, and what is left behind.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,8 @@ def soak(
 ) -> None:
     """Kill, freeze and add peers while all of them reduce and sync, and check that nothing is lost, hangs or leaks.
 
-    Every peer reduces arrays of random sizes on 8 tags and compares the shared state by hash at every step. There are
+    Every peer reduces arrays of random sizes on 8 tags and compares the shared state by hash at every step. Some share
+    memory, others have TCP, with one thread or several; a peer that joins again changes that. There are
     two masters, a leader and a standby: the leader is killed, or frozen for longer than its lease, or both are killed,
     and the peers' logs must have one history of epochs. With --iterations, ranks and the stores through which they
     agree are killed, frozen and started again. With --members, members of a run pass an array too many, hang in their

@@ -1,7 +1,7 @@
 """What the three parts of the soak share: a check, growth of a process, a hang, and what is left behind.
 
-Growth compares the first third of a process's samples with the last third. Memory and descriptors go up and down with
-the number of peers, so one sample against another shows nothing; medians of long stretches do. What a process allocates
+Growth compares the first third of a process's samples with the last third. Memory, descriptors and threads go up and
+down with the peers, so one sample against another shows nothing; medians of long stretches do. What a process allocates
 at its start is not growth: the first samples are left out.
 """
 
@@ -50,15 +50,23 @@ class ResourceSample:
 
     resident_bytes: int
     descriptors: int
+    threads: int
 
 
 def sample(pid: int) -> ResourceSample:
-    """Resident memory and open descriptors of a process."""
-    resident = 0
+    """Resident memory of its own, open descriptors and threads of a process.
+
+    Pipes are not its own: they come and go with neighbours that share memory, and each has a descriptor beside it.
+    """
+    resident = threads = 0
     for text in Path(f"/proc/{pid}/status").read_text().splitlines():
         if text.startswith("VmRSS:"):
-            resident = int(text.split()[1]) * 1024
-    return ResourceSample(resident, len(os.listdir(f"/proc/{pid}/fd")))
+            resident += int(text.split()[1]) * 1024
+        elif text.startswith("RssShmem:"):
+            resident -= int(text.split()[1]) * 1024
+        elif text.startswith("Threads:"):
+            threads = int(text.split()[1])
+    return ResourceSample(resident, len(os.listdir(f"/proc/{pid}/fd")), threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ class Growth:
 
 
 def growth(name: str, samples: Sequence[ResourceSample]) -> list[Growth]:
-    """Memory and descriptors of one process; empty if there are too few samples."""
+    """Memory, descriptors and threads of one process; empty if there are too few samples."""
     warm = samples[int(len(samples) * _WARM_UP) :]
     if len(warm) < _MIN_SAMPLES:
         return []
@@ -90,9 +98,12 @@ def growth(name: str, samples: Sequence[ResourceSample]) -> list[Growth]:
     early, late = warm[:third], warm[-third:]
     memory = _medians([sample.resident_bytes for sample in early], [sample.resident_bytes for sample in late])
     descriptors = _medians([sample.descriptors for sample in early], [sample.descriptors for sample in late])
+    threads = _medians([sample.threads for sample in early], [sample.threads for sample in late])
     return [
         Growth(name, "memory", *memory, max(8 * MIB, memory[0] / 10)),
         Growth(name, "descriptors", *descriptors, max(8, descriptors[0] / 4)),
+        # As many as the members with the fewest have: that changes with the members.
+        Growth(name, "threads", *threads, max(4, threads[0] / 4)),
     ]
 
 

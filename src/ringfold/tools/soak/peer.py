@@ -1,4 +1,4 @@
-"""One peer of the soak: `python -m ringfold.tools.soak.peer ADDRESS NAME MASTERS SEED STATE_BYTES LOG`.
+"""One peer of the soak: `python -m ringfold.tools.soak.peer ADDRESS NAME MASTERS SEED STATE_BYTES NUMBER LOG`.
 
 It trains nothing, and changes its state by what it reduces, so that a wrong bit anywhere is a wrong bit in the state.
 All sizes come from the seed and the step: they are random, and the same on all peers. What must hold is checked here,
@@ -7,6 +7,9 @@ where it would be seen first; whatever does not is sent to the parent as an erro
 * The sync before each step compares hashes. A peer that took part in the one before must not receive a byte.
 * The first element of each op counts its contributors.
 
+Lanes of all kinds are mixed: its number, and how often it has joined, decide about its transport and its threads. A
+ring has as many channels as the member with the fewest threads, so those with one thread are few.
+
 What can be judged only from all peers together it writes to a log, each line at once and in one write, so that a kill
 loses nothing that happened before: see `epochs.py`.
 
@@ -14,6 +17,7 @@ SIGUSR1 writes the stacks of all threads to the process's output: the parent sen
 """
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -46,12 +50,12 @@ class PromiseBroken(AssertionError):
 
 
 def main(arguments: list[str]) -> None:
-    address, name, where, seed, state_bytes, log = arguments
+    address, name, where, seed, state_bytes, number, log = arguments
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     channel = Channel.connect(address, name)
     try:
         with open(log, "ab", buffering=0) as file:
-            live(channel, name, where, Workload(int(seed), int(state_bytes)), StepLog(file.fileno()))
+            live(channel, name, where, int(number), Workload(int(seed), int(state_bytes)), StepLog(file.fileno()))
     except ChannelClosed:
         os._exit(0)
     except Exception as error:
@@ -131,16 +135,27 @@ class Workload:
         return zlib.crc32(self.momentum.data, zlib.crc32(self.model.data))
 
 
-def live(channel: Channel, name: str, where: str, load: Workload, book: StepLog) -> None:
-    """Take steps until the parent sends a stop. After an eviction, join again."""
+def lane_settings(number: int) -> dict[str, str]:
+    """The transport and the threads of a membership. Every third has TCP, every eighth one thread."""
+    threads = 1 if number % 8 == 7 else 2 + number % 2
+    return {"RINGFOLD_TRANSPORT": "tcp" if number % 3 == 2 else "auto", "RINGFOLD_THREADS": str(threads)}
+
+
+def live(channel: Channel, name: str, where: str, number: int, load: Workload, book: StepLog) -> None:
+    """Take steps until the parent sends a stop. After an eviction, join again, with the settings of the next number."""
     channel.send({"what": "ready"})
     while True:
+        os.environ.update(lane_settings(number))
+        number += 1
         try:
             with rf.join(where, name=name, timeout_s=60, op_timeout_s=60) as run:
                 train(run, channel, load, book)
             break
         except rf.Evicted as error:
             channel.send({"what": "evicted", "reason": error.reason})
+        # What is left of the last membership in cycles goes now, and not when the interpreter looks for them: what
+        # remains is a leak.
+        gc.collect()
     channel.send({"what": "finished", "step": load.state.revision, "digest": load.digest()})
 
 
@@ -160,8 +175,10 @@ def train(run: rf.Communicator, channel: Channel, load: Workload, book: StepLog)
         received += step.sync.rx_bytes
         now_ns = monotonic_ns()
         if not has_synced or now_ns - last_ns > REPORT_NS:
+            lanes = run._session.engine.lanes()
             channel.send({"what": "step", "step": step.number, "peer": run.peer_id, "world": run.group_size,
-                       "epoch": run.epoch, "rx_bytes": received, "tx_bytes": step.sync.tx_bytes})  # fmt: skip
+                       "epoch": run.epoch, "rx_bytes": received, "tx_bytes": step.sync.tx_bytes,
+                       "lanes": len(lanes), "in_memory": sum(lane.in_memory for lane in lanes)})  # fmt: skip
             last_ns, received = now_ns, 0
         has_synced = True
         if (order := channel.receive(0)) is not None and order["what"] == "stop":

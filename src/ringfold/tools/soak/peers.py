@@ -13,6 +13,7 @@ the lease.
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,8 @@ class Tally:
     step: int = 0
     epoch: int = 0
     fetched_bytes: int = 0
+    lanes: Counter[str] = field(default_factory=Counter)
+    """How many reports of steps came from peers with lanes of this kind."""
     longest_silence_s: float = 0.0
     longest_without_commit_s: float = 0.0
     """At the peer that is never touched."""
@@ -204,7 +207,7 @@ class PeerSoak:
             name = f"peer-{self._started}"
             self._started += 1
         env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": "", "TMPDIR": str(self._scratch)}
-        arguments = (self._masters.where, self._seed, self._state_bytes, self._logs / name)
+        arguments = (self._masters.where, self._seed, self._state_bytes, self.tally.joins, self._logs / name)
         self._cluster.start_worker(name, "ringfold.tools.soak.peer", *arguments, env=env)
         self.peers[name] = SoakPeer(name, monotonic_ns() + int(START_S * S))
         self.pids.add(self._cluster.pid(name))
@@ -255,6 +258,8 @@ class PeerSoak:
                 self.tally.step = max(self.tally.step, message["step"])
                 self.tally.epoch = max(self.tally.epoch, message["epoch"])
                 self.tally.fetched_bytes += message["rx_bytes"]
+                if message["lanes"]:  # none, while a neighbour has just been lost
+                    self.tally.lanes[lanes_kind(message["lanes"], message["in_memory"])] += 1
             case "evicted":
                 self.tally.evictions += 1
                 if peer.thawed_ns is None or now_ns > peer.thawed_ns + int(AFTER_THAW_S * S):
@@ -310,6 +315,12 @@ class PeerSoak:
         outcome.left_behind += [f"in the temporary directory: {path.name}" for path in self._scratch.iterdir()]
 
 
+def lanes_kind(lanes: int, in_memory: int) -> str:
+    """What carries the lanes of a peer with two neighbours, and how many channels it has."""
+    carrier = "memory" if in_memory == lanes else "memory and TCP" if in_memory else "TCP"
+    return f"{carrier}, {'one channel' if lanes <= 2 else 'several channels'}"
+
+
 def _lines(path: Path) -> Iterator[Line]:
     """What a peer wrote; a kill may have cut the last line short."""
     decode = msgspec.json.Decoder(Line).decode
@@ -333,6 +344,11 @@ def checks(outcome: PeerSoakOutcome) -> list[SoakCheck]:
             f"{tally.longest_without_commit_s:.1f} s",
         ),
         *_history(outcome),
+        SoakCheck(
+            "lanes are in shared memory and TCP",
+            any(kind.startswith("memory") for kind in tally.lanes) and any("TCP" in kind for kind in tally.lanes),
+            ", ".join(f"{kind}: {count} reports" for kind, count in sorted(tally.lanes.items())),
+        ),
     ]
     ends = set(outcome.digests.values())
     last = ", ".join(f"step {step}, digest {digest:08x}" for step, digest in sorted(ends))
@@ -375,4 +391,5 @@ def _masters(outcome: PeerSoakOutcome) -> list[SoakCheck]:
         return []
     wrong = [str(each) for each in grown if not each.is_flat]
     worst = max(grown, key=lambda each: (each.last - each.first) / each.allowed)
-    return [SoakCheck("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]
+    lives = len({each.name for each in grown})
+    return [SoakCheck("no life of a master grows", not wrong, shown(wrong) or f"{lives} lives; {worst}")]
