@@ -379,7 +379,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
       idle_since = now;
       if (round % 16 == 15) poll_all(lock, 0);
     } else if (now - idle_since < spin_for(*op)) {
-      if (round % 4 == 3) poll_all(lock, 0);
+      if (round % 32 == 31) poll_all(lock, 0);
       wait_a_moment(lock, now - idle_since);
     } else {
       poll_all(lock, poll_timeout_ms());
@@ -414,7 +414,8 @@ void Engine::service() {
   const FloatEnvironment arithmetic;
   if (life_) life_->hold();
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
+  Ns idle_since = 0;
+  for (int round = 0; !stopping_; ++round) {
     const Ns now = monotonic_now();
     const bool just_called = now - last_drive_ < parked_after_call && !core_.ops().any_in_flight();
     if (driving_.load() || (just_called && !wanted_)) {
@@ -423,6 +424,16 @@ void Engine::service() {
       continue;
     }
     wanted_ = false;
+    // Ops that nobody's call drives: like a call, it looks for a while before it sleeps.
+    if (now - idle_since < settings_.spin && core_.ops().any_in_flight() && !core_.epoch().spec().multipath) {
+      look_at_lanes(now);
+      if (poll_hot(now)) idle_since = now;
+      else wait_a_moment(lock, now - idle_since);
+      if (round % 32 == 31 || now - last_tick_ >= tick_every) poll_all(lock, 0);
+      notify_waiters();
+      yield_mutex(lock);
+      continue;
+    }
     epoll_event events[64];
     const int timeout = arm() ? poll_timeout_ms() : 0;
     in_epoll_.fetch_add(1);
@@ -432,7 +443,8 @@ void Engine::service() {
     lock.lock();  // if a call took over meanwhile, it sees the same events
     if (driving_.load() || stopping_) continue;
     lanes_.disarm();
-    on_events(events, count, monotonic_now());
+    idle_since = monotonic_now();
+    on_events(events, count, idle_since);
     yield_mutex(lock);
   }
   if (life_) life_->let_go();
