@@ -521,6 +521,11 @@ class Engine:
         Listen for peers of this host, which can share memory; the name to dial, or empty where that is not possible.
         """
 
+    def start_guardian(self, program: str, master: int, message: str) -> bool:
+        """
+        Start a process that sends the message (in hex) over the connection when this process dies; False if it cannot be started.
+        """
+
     def next_event(self, timeout_s: float) -> EngineEvent | None:
         """Block without the GIL until something happened or the time is over."""
 
