@@ -43,13 +43,13 @@ int second_child(void* given) {
     ::execve(start.program, start.arguments, environment);
   }
   start.failed = true;
-  ::_exit(1);
+  return 1;
 }
 
 int first_child(void* given) {
   auto& start = *static_cast<Start*>(given);
   if (child(second_child, start.second_stack, start) < 0) start.failed = true;
-  ::_exit(0);
+  return 0;
 }
 
 }  // namespace

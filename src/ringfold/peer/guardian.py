@@ -21,6 +21,8 @@ from ringfold.wire.frames import message_frame
 from ringfold.wire.messages import PeerDied, PeerId
 
 ATTEMPT_S = 2.0
+CLOSE_S = 0.5
+"""How long the end of a session waits for an attempt that is in progress."""
 PAUSES_S = (0.0, 1.0, 5.0)
 """Before each attempt to reach the master."""
 
@@ -46,13 +48,16 @@ class GuardianStarter:
         self._stop.set()  # an attempt to reach an earlier master is given up
         self._stop = threads.Event()
         work = partial(self._start, self._program, machine.masters[0], machine.peer, machine.control_key, self._stop)
-        self._thread = threads.start("ringfold-guardian", work)
+        try:
+            self._thread = threads.start("ringfold-guardian", work)
+        except RuntimeError as error:  # no more threads are allowed, or the interpreter ends
+            _log.debug("this peer has no guardian: %s", error)
 
     def close(self) -> None:
         """Give up what is in progress; a guardian that was started ends by itself."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(ATTEMPT_S)
+            self._thread.join(CLOSE_S)
 
     def _start(self, program: str, address: str, peer: PeerId, key: bytes, stop: threads.Event) -> None:
         me, message = self._identity, message_frame(PeerDied()).hex()
