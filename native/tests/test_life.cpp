@@ -47,7 +47,7 @@ class Word {
   void* page_;
 };
 
-TEST(whoever_sleeps_on_it_is_woken_by_a_regular_end) {
+TEST(a_sleeper_is_woken_by_a_regular_end) {
   const auto life = Life::create();
   const Word word(life->fd());
   std::atomic<bool> held{false}, over{false};
