@@ -527,7 +527,7 @@ class Engine:
     def listen(self, host: str, first_port: int, tries: int) -> int:
         """Bind the data port and return it."""
 
-    def dial(self, host: str, port: int, timeout_ms: int, source: str = '', name: str = '') -> int:
+    def dial(self, host: str, port: int, timeout_ms: int, source: str = '', name: str = '', carries_little: bool = False) -> int:
         """
         Begin to connect to a literal address, from one of this host's own; a peer of this host by its name.
         """
