@@ -88,7 +88,7 @@ list-modules:
 # The native tests are configured beside the module and link the same library, so that it is compiled once and they run
 # what is shipped; pip builds the module, and the test module, which only development builds have.
 MODULE := build/module
-MODULE_SETTINGS := --config-settings=build-dir=$(MODULE) '--config-settings=build.targets=_native;_native_testing' \
+MODULE_SETTINGS := --config-settings=build-dir=$(MODULE) '--config-settings=build.targets=_native;_native_testing;ringfold_guardian' \
   --config-settings=cmake.define.RINGFOLD_NATIVE_TESTS=ON
 
 .PHONY: compiler
@@ -317,7 +317,7 @@ endef
 
 COVERAGE := build/coverage
 COVERED := $(COVERAGE)/venv/bin/python -m coverage
-COVERAGE_SETTINGS := --config-settings=build-dir=$(COVERAGE)/module '--config-settings=build.targets=_native;_native_testing' \
+COVERAGE_SETTINGS := --config-settings=build-dir=$(COVERAGE)/module '--config-settings=build.targets=_native;_native_testing;ringfold_guardian' \
   --config-settings=cmake.define.RINGFOLD_NATIVE_TESTS=ON --config-settings=cmake.define.RINGFOLD_COVERAGE=ON
 
 .PHONY: coverage

@@ -175,6 +175,15 @@ void bind_engine(nb::module_& m) {
       },
       "Listen for peers of this host, which can share memory; the name to dial, or empty where that is not possible.");
   cls.def(
+      "start_guardian",
+      [](PyEngine& self, const std::string& program, int master, const std::string& message) {
+        nb::gil_scoped_release free;
+        return self.engine().start_guardian(program, master, message);
+      },
+      "program"_a, "master"_a, "message"_a,
+      "Start a process that sends the message (in hex) over the connection when this process dies; False if it cannot "
+      "be started.");
+  cls.def(
       "next_event",
       [](PyEngine& self, double timeout_s) {
         std::optional<Event> event;

@@ -120,7 +120,7 @@ class OpResult:
 class EpochSpec:
     """An epoch as this rank installs it."""
 
-    def __init__(self, *, epoch: int, rank: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False, channels: int = 1) -> None: ...
+    def __init__(self, *, epoch: int, rank: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False, channels: int = 1, direct: bool = False, hosts: int = 1) -> None: ...
 
     @property
     def epoch(self) -> int: ...
@@ -151,6 +151,14 @@ class EpochSpec:
     @property
     def channels(self) -> int:
         """Channels that carry ops."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether Dones go straight to every member that direct lanes lead to."""
+
+    @property
+    def hosts(self) -> int:
+        """Above 1: ops are reduced inside each of so many hosts first."""
 
 MAX_CHANNELS: int = 16
 
@@ -195,7 +203,7 @@ class OpVerdict:
 class LanePromotion:
     """A connection that becomes a lane."""
 
-    def __init__(self, *, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0, channel: int = 0) -> None:
+    def __init__(self, *, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0, channel: int = 0, direct: bool = False) -> None:
         """With `epoch` installed already, the lane joins that epoch late."""
 
     @property
@@ -229,6 +237,10 @@ class LaneInfo:
     def in_memory(self) -> bool:
         """Whether it goes through shared memory."""
 
+    @property
+    def direct(self) -> bool:
+        """Whether it leads to a member that is no neighbour in the ring."""
+
 class EngineEvent:
     """
     What happened in the engine. `kind` decides which of the fields are set.
@@ -251,6 +263,10 @@ class EngineEvent:
     @property
     def outgoing(self) -> bool:
         """link_lost"""
+
+    @property
+    def direct(self) -> bool:
+        """link_lost: of direct lanes"""
 
     @property
     def died(self) -> bool:
@@ -511,7 +527,7 @@ class Engine:
     def listen(self, host: str, first_port: int, tries: int) -> int:
         """Bind the data port and return it."""
 
-    def dial(self, host: str, port: int, timeout_ms: int, source: str = '', name: str = '') -> int:
+    def dial(self, host: str, port: int, timeout_ms: int, source: str = '', name: str = '', carries_little: bool = False) -> int:
         """
         Begin to connect to a literal address, from one of this host's own; a peer of this host by its name.
         """
@@ -519,6 +535,11 @@ class Engine:
     def listen_here(self) -> str:
         """
         Listen for peers of this host, which can share memory; the name to dial, or empty where that is not possible.
+        """
+
+    def start_guardian(self, program: str, master: int, message: str) -> bool:
+        """
+        Start a process that sends the message (in hex) over the connection when this process dies; False if it cannot be started.
         """
 
     def next_event(self, timeout_s: float) -> EngineEvent | None:

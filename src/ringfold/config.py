@@ -271,6 +271,9 @@ _SETTINGS = (
     Setting(name="transport", kind="text", default="auto", choices=("auto", "tcp"),
             help="What carries lanes. auto: shared memory between peers of one host that can reach each other there, "
                  "TCP otherwise. tcp: always TCP."),
+    Setting(name="guardian", kind="switch", default=True,
+            help="Whether each peer has a guardian: a process of about 100 KB that reports the peer's death to the "
+                 "master at once, while the kernel still frees the peer's memory."),
     Setting(name="congestion", kind="text", default="auto",
             help="Congestion control of lanes: auto (see the guide \"far apart\"), host (the host's own), or a name."),
     Setting(name="name", kind="text", default="",

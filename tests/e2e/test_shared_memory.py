@@ -223,7 +223,9 @@ def test_memory_is_shared_inside_a_process_too() -> None:
 
 
 def heavy(me: ProgramContext) -> None:
-    """Train with much memory: the kernel frees it before it closes the connections of a process that was killed."""
+    """Train with much memory: the kernel frees it before it closes the connections of a process that was killed. There
+    is no guardian, which might see the death before the neighbours do."""
+    os.environ["RINGFOLD_GUARDIAN"] = "off"
     ballast = np.ones(me.options["ballast_bytes"] // 8)
     train(me)
     del ballast

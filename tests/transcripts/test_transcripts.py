@@ -36,6 +36,7 @@ and review the difference. The words of the dialogue:
     a reports 1.1 [windows=no]      its window of a round: every clock is right, and all edges are alike
     a alarms 1.1 NS                 its first edge strays by so much
     a probe ACTION [label=x]        a client that sends a probe command (after `open a`)
+    guardian g of=a                 a opens a connection for its guardian, `g`; `g died`: the guardian saw a die
     journal                         the master keeps one; first line, or after `settings`
     takeover                        this master is gone, and another one has read its journal
     a resumes [epoch=2] [ballot=1] [answer=BALLOT:PEER:BALLOT,...]     comes back, and brings along what it knows
@@ -205,6 +206,13 @@ class Dialogue:
             last, listens = _round(named.get("last", "0.0")), named.get("listen") == "yes"
             facts = (f"host-{name}", name, ["10.0.0.1"], 9, listens, last)
             self.receive(actor, p.NodeHello(m.PROTOCOL_VERSION, *facts, b"n" * NONCE_BYTES, proof))
+
+    def do_guardian(self, names: list[str], named: dict[str, str]) -> None:
+        [name], owner = names, self.actors[named["of"]]
+        self.do_open([name], {})
+        nonces = self.actors[name].nonce, b"n" * NONCE_BYTES
+        proofs = prove(TOKEN, "guardian", *nonces), prove(owner.nonce + nonces[1], "guarded", *nonces)
+        self.receive(self.actors[name], m.GuardianHello(m.PROTOCOL_VERSION, owner.peer, nonces[1], *proofs))
 
     def do_freeze(self, names: list[str], _: dict[str, str]) -> None:
         for name in names:
@@ -379,6 +387,9 @@ class Dialogue:
         assert action in ("start", "stop", "round", "show")
         self.receive(actor, p.ProbeCommand(m.PROTOCOL_VERSION, action, label, b"n" * NONCE_BYTES, proof))  # type: ignore[arg-type]
 
+    def say_died(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
+        self.receive(actor, m.PeerDied())
+
     def say_leave(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
         self.receive(actor, m.Leave())
 
@@ -501,6 +512,8 @@ def _message(message: m.FromMaster) -> str:
             return f"welcome peer {message.peer}"
         case m.Resumed():
             return f"resumed, fence {message.fence}"
+        case m.GuardianWelcome():
+            return "guardian welcome"
         case m.Record():
             ring = [member.peer for member in message.members]
             swapped = [f"{dialer}" for dialer, source in zip(message.dialers, ring, strict=False) if dialer != source]

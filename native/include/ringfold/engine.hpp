@@ -92,6 +92,9 @@ class Engine {
   void follow_hints(PeerId peer, const std::string& file, std::uint32_t slot, std::uint32_t generation);
   void forget_hints(PeerId peer);
 
+  // Starts a guardian of this process (guardian.hpp), with a connection to the master and what it is to send there.
+  bool start_guardian(const std::string& program, int master, const std::string& message);
+
   std::optional<Event> next_event(Ns timeout);
   void wake();
 

@@ -2,7 +2,8 @@
 //
 // The kernel closes a dead process's sockets only after it has freed its memory: about 80 ms for each GiB. But before
 // that it marks every robust mutex that one of its threads held. So a process holds one as long as it lives, in a page
-// that its neighbours have mapped. They can only read it: a mutex has pointers in it.
+// that its neighbours have mapped, and its guardian, which sleeps until the mark comes. They can only read it: a mutex
+// has pointers in it.
 #pragma once
 
 #include <memory>
@@ -17,7 +18,7 @@ class Life {
   Life(const Life&) = delete;
   Life& operator=(const Life&) = delete;
 
-  // For the neighbours.
+  // For the neighbours, and the guardian.
   int fd() const { return fd_; }
   // From the thread that lives as long as the process is to be known alive, and by the same thread at its regular end.
   void hold();

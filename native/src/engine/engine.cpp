@@ -15,6 +15,7 @@
 #include "engine/pause.hpp"
 #include "engine/tcp.hpp"
 #include "ringfold/error_text.hpp"
+#include "ringfold/guardian.hpp"
 
 namespace ringfold {
 namespace {
@@ -118,6 +119,10 @@ void Engine::forked_child() {
     if (*fd >= 0) ::close(*fd);
     *fd = -1;
   }
+}
+
+bool Engine::start_guardian(const std::string& program, int master, const std::string& message) {
+  return life_ && !forked_ && ringfold::start_guardian(program, life_->fd(), master, message);
 }
 
 // Standing still.

@@ -47,7 +47,12 @@ Life::~Life() {
   ::close(fd_);
 }
 
-void Life::hold() { ::pthread_mutex_lock(static_cast<pthread_mutex_t*>(page_)); }
+// Where nobody is known to wait, neither the kernel nor an unlock wakes anybody. A guardian can only read the page, and
+// so cannot say that it waits: it is said here.
+void Life::hold() {
+  ::pthread_mutex_lock(static_cast<pthread_mutex_t*>(page_));
+  std::atomic_ref(*static_cast<std::uint32_t*>(page_)).fetch_or(FUTEX_WAITERS);
+}
 
 void Life::let_go() { ::pthread_mutex_unlock(static_cast<pthread_mutex_t*>(page_)); }
 

@@ -11,6 +11,7 @@ order around the ring. A master does this:
 * It runs the probing rounds (`probing.py`): which node probes which, when windows end, and the result of all of them.
 * It continues a run of another master (`journal.py`, `recovery.py`), and makes sure that others can continue its own:
   what a later master needs is written before it is sent.
+* It loses peers whose connection closes, or whose process has died, as its guardian saw (`native/guardian`).
 * It evicts peers that are silent (`liveness.py`), that keep all others waiting (`stalls.py`), or whose eviction was
   requested (`requests.py`).
 * It completes run-wide calls (`calls.py`). Two kinds take long: a sync of shared state (`syncs.py`), and the choice of
@@ -68,6 +69,7 @@ from ringfold.master.requests import (
     RunRequest,
     authenticate,
     check_evict_request,
+    check_guardian,
     check_hello,
     eviction_reasons,
     select_peer,
@@ -95,6 +97,8 @@ from ringfold.wire.messages import (
     EvictRequest,
     EvictResponse,
     ForgetRun,
+    GuardianHello,
+    GuardianWelcome,
     Hello,
     Leave,
     LinkLost,
@@ -102,6 +106,7 @@ from ringfold.wire.messages import (
     OpCancelled,
     OpMismatch,
     OpTimeout,
+    PeerDied,
     PeerId,
     Refused,
     Registrations,
@@ -351,6 +356,12 @@ class Master:
                 self._hello(now, connection, message)
             case Resume() if not connection.proven:
                 self._resume(now, connection, message)
+            case GuardianHello() if not connection.proven:
+                self._guard(connection, message)
+            case PeerDied() if connection.guarded is not None:
+                self._epochs.lose(now, connection.guarded, "its process has died, as its guardian saw")
+            case _ if connection.guarded is not None:
+                raise RemoteProtocolError(f"{type(message).__name__} from a guardian")
             case StatusRequest():
                 self._authenticate(connection, "status", message)
                 connection.opened_ns = now
@@ -431,6 +442,14 @@ class Master:
         if resume.probes:
             self._probing.add_peer(now, connection, hello)
 
+    def _guard(self, connection: Connection, hello: GuardianHello) -> None:
+        """A peer opens a connection for its guardian. Only a death counts there: its end means nothing."""
+        self._authenticate(connection, "guardian", hello)
+        peer = checked(check_guardian, self._run, hello, connection.nonce)
+        connection.guarded, peer.guardian = peer, connection.id
+        proof = prove(self._token, "guardian welcome", hello.nonce, connection.nonce)
+        self._run.out.append(SendMessage(connection.id, GuardianWelcome(proof)))
+
     def _close_old_connection(self, now: Ns, peer: Peer) -> None:
         """A peer has a new connection: its old one is gone, whether or not that was detected here."""
         connection = self._run.connections[peer.conn]
@@ -495,6 +514,7 @@ class Master:
         self._run.forget_connection(connection)
         if connection.peer is not None and connection.peer.id in self._run.away:
             connection.peer.enter(Membership.GONE)
+            self._run.drop_guardian(connection.peer)
             del self._run.peers[connection.peer.id]  # it was about to return, and may try again
         elif connection.peer is not None:
             self._epochs.lose(now, connection.peer, f"its connection closed{f' ({reason})' if reason else ''}")
@@ -537,7 +557,7 @@ class Master:
                 self._ops.failed(now, peer, message)
             case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | ProbeCommand():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
-            case RunsRequest() | ForgetRun() | RelayHello():
+            case RunsRequest() | ForgetRun() | RelayHello() | GuardianHello() | PeerDied():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
             case RoundReport() | RoundAlarm() | RelayNodes() | RelayReports() | RelayAlarm():
                 raise AssertionError("these are handled before")
@@ -628,6 +648,7 @@ class Master:
         assert len(run.unproven) <= self.settings.max_unproven
         for peer in run.peers.values():
             assert run.connections[peer.conn].peer is peer
+            assert peer.guardian is None or run.connections[peer.guardian].guarded is peer
             assert peer.is_member == (peer.id in rings[peer.group])
         for group in run.groups.values():
             assert (group.change is None) == (group.phase is EpochPhase.IDLE)

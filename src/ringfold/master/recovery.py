@@ -89,7 +89,7 @@ class Recovery:
         away = self._run.away[resume.peer]
         member = Member(resume.peer, resume.name, resume.host, resume.addresses, resume.port, resume.paths, resume.here)
         peer = Peer(resume.peer, connection.id, connection.remote, away.group, member, now, now, now)
-        peer.cores, peer.threads = resume.cores, resume.threads
+        peer.cores, peer.threads, peer.key = resume.cores, resume.threads, connection.nonce + resume.nonce
         peer.membership = Membership.RESUMING
         self._run.peers[peer.id] = peer
         connection.peer = peer

@@ -18,6 +18,7 @@ from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     EvictRequest,
     ForgetRun,
+    GuardianHello,
     Hello,
     Resume,
     RunsRequest,
@@ -34,7 +35,7 @@ MAX_GROUP = (1 << 31) - 1
 MAX_ADDRESSES = 64
 MAX_TEXT_CHARS = 1_024
 
-RunRequest = Hello | Resume | StatusRequest | EvictRequest | NodeHello | RelayHello | ProbeCommand
+RunRequest = Hello | Resume | GuardianHello | StatusRequest | EvictRequest | NodeHello | RelayHello | ProbeCommand
 """The first message of a connection, with a proof, if it concerns one run."""
 FirstRequest = RunRequest | RunsRequest | ForgetRun
 
@@ -53,6 +54,18 @@ def authenticate(request: FirstRequest, token: bytes, purpose: str, challenge: b
     if proven(b"", request.proof, purpose, challenge, request.nonce):
         raise RemoteProtocolError(f"this master needs a token, and none was given: {GIVE_TOKEN}")
     raise RemoteProtocolError("wrong token: it is not the one that this master was started with")
+
+
+def check_guardian(run: Run, hello: GuardianHello, challenge: bytes) -> Peer:
+    """The peer that a guardian's connection belongs to. Refuse it unless that peer itself has opened it."""
+    peer = run.peers.get(hello.peer)
+    if peer is None:
+        raise RemoteProtocolError(f"a guardian of peer {hello.peer}, which is not here")
+    if not proven(peer.key, hello.peer_proof, "guarded", challenge, hello.nonce):
+        raise RemoteProtocolError(f"a guardian that peer {peer.id} has not started, or not from its present connection")
+    if peer.guardian is not None:
+        raise RemoteProtocolError(f"peer {peer.id} has a guardian already")
+    return peer
 
 
 def check_hello(hello: Hello) -> None:

@@ -81,7 +81,8 @@ MAX_NAMES = 4_096
 
 @dataclass(slots=True)
 class Connection:
-    """A control connection. After it has proven the token it belongs to a peer, a probing node, or a command."""
+    """A control connection. After it has proven the token it belongs to a peer, its guardian, a probing node, or a
+    command."""
 
     id: Conn
     remote: str
@@ -92,6 +93,8 @@ class Connection:
     """The token that its requests are proven with."""
     proven: bool = False
     peer: "Peer | None" = None
+    guarded: "Peer | None" = None
+    """The peer whose guardian it belongs to."""
     node: NodeId = 0
     """The node id of the peer, or of the process, if it probes."""
     is_relay: bool = False
@@ -100,7 +103,8 @@ class Connection:
     """Whether the response to a command is outstanding."""
 
     def is_idle_client(self, now: Ns) -> bool:
-        is_command = self.proven and self.peer is None and not self.node and not self.is_relay
+        is_peer = self.peer is not None or self.guarded is not None
+        is_command = self.proven and not is_peer and not self.node and not self.is_relay
         return is_command and not self.waits and now - self.opened_ns >= CLIENT_IDLE_NS
 
 
@@ -136,6 +140,10 @@ class Peer:
     cores: int = 1
     threads: int = 0
     """What it offers for its ops, as in `Hello`."""
+    key: bytes = b""
+    """Both nonces of its control connection: what its guardian's connection is proven with."""
+    guardian: Conn | None = None
+    """The connection of its guardian."""
     membership: Membership = Membership.REGISTERED
     stopped: bool = False
     """Whether it leaves before its program is done."""
@@ -596,7 +604,7 @@ class Run:
             self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths, hello.here
         )
         peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
-        peer.cores, peer.threads = hello.cores, hello.threads
+        peer.cores, peer.threads, peer.key = hello.cores, hello.threads, connection.nonce + hello.nonce
         self.peers[peer.id] = peer
         self.remember_name(member)
         connection.peer = peer
@@ -617,6 +625,13 @@ class Run:
             self.gone_nodes.append(connection.node)
         if connection.is_relay:
             self.gone_relays.append(connection.id)
+        if connection.guarded is not None:
+            connection.guarded.guardian = None
+
+    def drop_guardian(self, peer: Peer) -> None:
+        """The peer is gone, or about to return on another connection: its guardian ends when this one is closed."""
+        if peer.guardian is not None:
+            self.drop_connection(self.connections[peer.guardian], None, f"peer {peer.id} is gone")
 
     def remove(
         self, peer: Peer, how: Literal["left", "lost", "evicted"], reason: str, farewell: FromMaster | None
@@ -625,6 +640,7 @@ class Run:
         connection = self.connections.get(peer.conn)
         if connection is not None:
             self.drop_connection(connection, farewell, reason)
+        self.drop_guardian(peer)
         del self.peers[peer.id]
         self.away.pop(peer.id, None)
         if peer.membership is not Membership.REGISTERED:

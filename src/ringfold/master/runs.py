@@ -55,6 +55,7 @@ from ringfold.wire.messages import (
     Challenge,
     EvictRequest,
     ForgetRun,
+    GuardianHello,
     Hello,
     Refused,
     Resume,
@@ -75,6 +76,7 @@ FIRST_PAUSE_NS, MAX_PAUSE_NS = 1_000 * MS, 60_000 * MS
 _PURPOSES: dict[type[ToMaster], str] = {
     Hello: "hello",
     Resume: "resume",
+    GuardianHello: "guardian",
     StatusRequest: "status",
     EvictRequest: "evict",
     NodeHello: "node",
@@ -363,7 +365,16 @@ class Runs:
         """The first message of a connection, which says what it requests."""
         client = self._unauthenticated[conn]
         match message:
-            case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | RelayHello() | ProbeCommand():
+            case (
+                Hello()
+                | Resume()
+                | GuardianHello()
+                | StatusRequest()
+                | EvictRequest()
+                | NodeHello()
+                | RelayHello()
+                | ProbeCommand()
+            ):
                 if client.proven:
                     raise RemoteProtocolError(f"{type(message).__name__} from a client that requested the list of runs")
                 name, token = self._run_name(message), run_token(self._token, check_name(message.run))
@@ -392,7 +403,7 @@ class Runs:
         if is_command and not request.run:
             [first, *others] = self.infos()
             return name if others else first.name
-        if is_command and name not in self._served:
+        if (is_command or isinstance(request, GuardianHello)) and name not in self._served:
             there = ", ".join(info.name for info in self.infos())
             raise RemoteProtocolError(f"there is no run {name} here; there are: {there}")
         return name

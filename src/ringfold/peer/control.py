@@ -98,6 +98,11 @@ class Control:
         return self.state is ControlState.PROVEN
 
     @property
+    def key(self) -> bytes:
+        """Both nonces of this connection: what the connection of this peer's guardian is proven with."""
+        return self._challenge + self._nonce
+
+    @property
     def address(self) -> str:
         return _shown(*self.masters[self._at])
 

@@ -135,6 +135,10 @@ class Engine(Commands, Protocol):
     def dial(
         self, host: str, port: int, timeout_ms: int, source: str = "", name: str = "", carries_little: bool = False
     ) -> int: ...
+    def start_guardian(self, program: str, master: int, message: str) -> bool:
+        """Start a process that sends the message (in hex) over the connection when this process dies; False if it
+        cannot be started."""
+
     def next_event(self, timeout_s: float) -> EngineEvent | None:
         """Block without the GIL until there is an event, or until the timeout."""
 

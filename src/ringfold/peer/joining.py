@@ -13,6 +13,7 @@ from ringfold.limits import MAX_PATHS
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.control import LOG_EVERY_NS
 from ringfold.peer.engine import Engine, new_engine
+from ringfold.peer.guardian import GuardianStarter
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.path_shares import PathShares
 from ringfold.peer.session import S, Session
@@ -120,6 +121,8 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
         here="" if settings.text("transport") == "tcp" else engine.listen_here(),
     )
     session = Session(engine, identity, _timings(request.timings, settings))
+    if settings.switch("guardian"):
+        session.guardian = GuardianStarter(engine, identity)
     if settings.text("agent") == "auto":
         chosen = settings.value("agent_dir")
         assert chosen is None or isinstance(chosen, Path)

@@ -182,6 +182,11 @@ class PeerMachine:
         return self._control.conn if self._control.is_proven and not self.ended else None
 
     @property
+    def control_key(self) -> bytes:
+        """What a guardian's connection is proven with, to the master of `control_conn`."""
+        return self._control.key
+
+    @property
     def masters(self) -> tuple[str, ...]:
         """The addresses of all masters that this peer knows, beginning with the present one."""
         return self._control.addresses
@@ -460,7 +465,7 @@ class PeerMachine:
                 return self._lose_master(f"it message {type(message).__name__} out of turn")
             case RelayWelcome() | RelayAnswers() | RelayRound() | RelayGraph() | RelayClocks():
                 return self._lose_master(f"it message {type(message).__name__} out of turn")
-            case NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
+            case NodeWelcome() | ProbeAnswer() | Welcome() | Resumed() | messages.GuardianWelcome():
                 return self._lose_master(f"it message {type(message).__name__} out of turn")
             case _:
                 assert_never(message)

@@ -68,6 +68,7 @@ from ringfold.peer.events import (
     OpTimedOut,
     Tick,
 )
+from ringfold.peer.guardian import GuardianStarter
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import copy_error, error_of
 from ringfold.peer.path_shares import PathShares, flows_of, hosts_of
@@ -157,6 +158,8 @@ class Session:
         """The probing shell, if this peer probes."""
         self.path_shares: PathShares | None = None
         """The hints of the host's agent about paths, if they are to be used."""
+        self.guardian: GuardianStarter | None = None
+        """What starts this peer's guardian at each new master, if it is to have one."""
         self.probe_events = ProbeEvents(self.newest_round)
         self._probe_conn: int | None = None
         """The control connection over which the probing shell is connected to the master."""
@@ -516,6 +519,8 @@ class Session:
             self._end_probing()
             self.is_over = True
             self._changed.notify_all()
+        if self.guardian is not None:
+            self.guardian.close()
         if self.at_end is not None:
             self.at_end()
 
@@ -533,6 +538,8 @@ class Session:
             if response is not None:
                 self._step(response)
         self._note_lost_master()
+        if self.guardian is not None and (conn := self.machine.control_conn) is not None:
+            self.guardian.follow(conn, self.machine)
         # No thread waits for a batch to arrive. To wake the program for each would cost more than the step; the end of
         # its call wakes it (`CallFinished`).
         if not isinstance(event, BlocksReceived | BlocksWritten):

@@ -24,6 +24,7 @@ from ringfold.config import DATA_PORT, MASTER_PORT
 from ringfold.errors import RingfoldError
 from ringfold.runtime import master_client
 from ringfold.runtime.hardware import Hardware, read_hardware, read_text, soft_limit
+from ringfold.runtime.process import guardian_program
 from ringfold.units import MIB
 
 Outcome = Literal["ok", "warn", "fail"]
@@ -59,6 +60,7 @@ def examine(
         judge_memory(machine),
         check_shared_memory(),
         check_memory_lanes(),
+        check_guardian(),
         judge_open_files(soft_limit(resource.RLIMIT_NOFILE)),
         judge_locked_memory(soft_limit(resource.RLIMIT_MEMLOCK)),
         check_port(master_port, "master port"),
@@ -150,6 +152,15 @@ def check_memory_lanes() -> Check:
     if not passed:
         return Check("lanes in memory", "warn", "a descriptor did not arrive", advice)
     return Check("lanes in memory", "ok", "peers of this host share memory, if they see each other's sockets")
+
+
+def check_guardian() -> Check:
+    """Whether peers of this host can have a guardian."""
+    advice = "the death of a large peer is seen when the kernel has freed its memory; install Ringfold again"
+    program = guardian_program()
+    if program is None:
+        return Check("guardian", "warn", "its program is not beside the native core, or cannot be run", advice)
+    return Check("guardian", "ok", f"{program} can be run")
 
 
 def judge_open_files(limit: int | None) -> Check:

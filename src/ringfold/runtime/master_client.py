@@ -1,4 +1,5 @@
-"""Requests to a running master, over a plain blocking socket: `status`, `runs`, `evict`, `doctor` and `probe` use it.
+"""Requests to a running master, over a plain blocking socket: `status`, `runs`, `evict`, `doctor` and `probe` use it,
+and peers, to open a connection for their guardian.
 
 The connection starts like that of a peer (a Challenge, and a proof of the token): a client that cannot join cannot read
 the status either.
@@ -13,6 +14,7 @@ from typing import TypeVar
 from ringfold.config import DEFAULT_RUN, check_run_name, split_address
 from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
 from ringfold.runtime.clock import monotonic_ns, random_bytes
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import (
@@ -22,7 +24,10 @@ from ringfold.wire.messages import (
     EvictResponse,
     ForgetRun,
     FromMaster,
+    GuardianHello,
+    GuardianWelcome,
     Message,
+    PeerId,
     Refused,
     RunList,
     RunsRequest,
@@ -30,7 +35,7 @@ from ringfold.wire.messages import (
     StatusRequest,
 )
 from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
-from ringfold.wire.proof import NONCE_BYTES, prove, run_token
+from ringfold.wire.proof import NONCE_BYTES, prove, proven, run_token
 
 Result = TypeVar("Result")
 
@@ -62,6 +67,7 @@ class MasterClient:
             raise MasterUnreachable(address, f"{host!r} is no name of a host ({error})") from None
         except OSError as error:
             raise MasterUnreachable(address, explain_connect_error(error.strerror or str(error))) from None
+        close_on_fork(self._socket.fileno())
         try:
             challenge = self._receive_challenge()
             if not isinstance(challenge, Challenge):
@@ -72,7 +78,7 @@ class MasterClient:
                     f"this is {PROTOCOL_VERSION}: install the same Ringfold on both sides"
                 )
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
         self._challenge = challenge
         # A status of many peers is larger than the limit for a handshake.
@@ -102,6 +108,19 @@ class MasterClient:
             raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__} to a command")
         return response
 
+    def guard(self, peer: PeerId, key: bytes) -> int:
+        """Make this the connection of a peer's guardian; returns its descriptor, which `close` closes. `key`: both
+        nonces of the peer's control connection."""
+        nonce, proof = self._proof("guardian")
+        theirs = self._challenge.nonce
+        peer_proof = prove(key, "guarded", theirs, nonce)
+        response = self._request(GuardianHello(PROTOCOL_VERSION, peer, nonce, proof, peer_proof, self._run))
+        if not isinstance(response, GuardianWelcome):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__} to a guardian")
+        if not proven(self._run_token, response.proof, "guardian welcome", nonce, theirs):
+            raise RemoteProtocolError(f"{self.address} does not know this run's token")
+        return self._socket.fileno()
+
     def runs(self) -> RunList:
         """All runs of the master."""
         nonce, proof = self._master_proof("runs")
@@ -129,8 +148,11 @@ class MasterClient:
 
     def _proof(self, purpose: str) -> tuple[bytes, bytes]:
         nonce = random_bytes(NONCE_BYTES)
-        token = self._token if self._is_run_token else run_token(self._token, self._run or DEFAULT_RUN)
-        return nonce, prove(token, purpose, self._challenge.nonce, nonce)
+        return nonce, prove(self._run_token, purpose, self._challenge.nonce, nonce)
+
+    @property
+    def _run_token(self) -> bytes:
+        return self._token if self._is_run_token else run_token(self._token, self._run or DEFAULT_RUN)
 
     def _master_proof(self, purpose: str) -> tuple[bytes, bytes]:
         nonce = random_bytes(NONCE_BYTES)
@@ -180,6 +202,7 @@ class MasterClient:
         return chunk
 
     def close(self) -> None:
+        keep_on_fork(self._socket.fileno())
         self._socket.close()
 
     def __enter__(self) -> "MasterClient":

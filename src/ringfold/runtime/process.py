@@ -8,6 +8,7 @@ Two kinds of programs handle SIGTERM and Ctrl-C here. A command of this package 
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
 import pwd
 import resource
@@ -220,6 +221,15 @@ def _started(pid: int) -> str:
 
 
 # Subprocesses
+
+
+def guardian_program() -> str | None:
+    """The program of a peer's guardian, which is installed beside the native module; None if it is not there."""
+    module = importlib.util.find_spec("ringfold._native")
+    if module is None or module.origin is None:
+        return None
+    program = os.path.join(os.path.dirname(module.origin), "ringfold-guardian")
+    return program if os.access(program, os.X_OK) else None
 
 
 async def run_in_subprocess(module: str, request: bytes, timeout_s: float) -> bytes | None:

@@ -4,9 +4,9 @@ A connection begins with the acceptor's `Challenge`. The acceptor is a master, o
 side then sends one of these, each with a proof of a secret over the challenge's nonce (the secret itself is never
 sent):
 
-* to a master: `Hello` (a peer joins), `Resume` (a member reconnects after a change of masters), `NodeHello` (a process
-  that only probes), `RelayHello` (a relay of such processes), `StatusRequest`, `EvictRequest`, `ProbeCommand`,
-  `RunsRequest` or `ForgetRun` (a command);
+* to a master: `Hello` (a peer joins), `Resume` (a member reconnects after a change of masters), `GuardianHello` (a peer
+  opens a connection for its guardian), `NodeHello` (a process that only probes), `RelayHello` (a relay of such
+  processes), `StatusRequest`, `EvictRequest`, `ProbeCommand`, `RunsRequest` or `ForgetRun` (a command);
 * to a peer: `LaneHello` (a neighbour opens a lane) or `BulkHello` (a member opens a bulk session, to fetch shared state
   or to measure the link).
 
@@ -179,6 +179,31 @@ class Resumed(Message, frozen=True, tag="resumed"):
     fence: int
     proof: bytes
     liveness: Liveness
+
+
+class GuardianHello(Message, frozen=True, tag="guardian_hello"):
+    """A peer opens a second connection, for its guardian.
+
+    `proof` is made with the token, `peer_proof` with both nonces of the peer's control connection, in the order in
+    which they were sent: so it belongs to that connection, and to no later one of the same peer.
+    """
+
+    version: int
+    peer: PeerId
+    nonce: bytes
+    proof: bytes
+    peer_proof: bytes
+    run: str = ""
+
+
+class GuardianWelcome(Message, frozen=True, tag="guardian_welcome"):
+    """The master listens to the guardian. It proves the token, too."""
+
+    proof: bytes
+
+
+class PeerDied(Message, frozen=True, tag="peer_died"):
+    """From a guardian, its only message: the kernel has marked the peer's process as dead, and frees its memory."""
 
 
 class AdmissionWaits(Message, frozen=True, tag="admission_waits"):
@@ -829,6 +854,8 @@ class Returned(Message, frozen=True, tag="returned"):
 ToMaster = (
     Hello
     | Resume
+    | GuardianHello
+    | PeerDied
     | Returned
     | StatusRequest
     | EvictRequest
@@ -862,6 +889,7 @@ FromMaster = (
     | Welcome
     | AdmissionWaits
     | Resumed
+    | GuardianWelcome
     | Registrations
     | Seal
     | Record

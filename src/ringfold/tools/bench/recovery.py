@@ -6,7 +6,8 @@ commit. Then a new peer takes the place of the killed one, and the next round be
 it.
 
 With `--resident` the peers that are killed have so much in memory. The kernel frees that before it closes their
-connections; neighbours that share memory with them see the death before.
+connections; their guardians, and neighbours that share memory with them, see the death before. With `--hosts` every
+peer is on a host of its own, a network namespace, and has no such neighbour; `--no-guardian` takes the guardians away.
 
 *failover*: peers reduce without a pause, with evidence by the master, so that no op can end without one. The parent
 kills the leader at a random instant.
@@ -21,7 +22,9 @@ All masters run on this machine, where a standby sees that the leader's process 
 lease. Between machines the lease comes on top of the figure.
 """
 
+import contextlib
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +34,8 @@ import typer
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, spread
-from ringfold.tools.cluster import LocalCluster, ProcessFailed, free_port
+from ringfold.tools.cluster import MASTER_PORT, LocalCluster, ProcessFailed, free_port
+from ringfold.tools.shaped import HUB, MAX_HOSTS, Shape, ShapedNetwork, missing
 
 TRANSPORTS = {"shm": "auto", "tcp": "tcp"}
 WORKER = str(Path(__file__).with_name("workers.py"))
@@ -44,6 +48,8 @@ COLUMNS = (
     Column("size", "size_bytes", reports.size_text),
     Column("resident", "resident_bytes", reports.size_text),
     Column("by", "transport"),
+    Column("hosts", "hosts"),
+    Column("guardians", "guardians"),
     Column("times", "count"),
     Column("median", "median_us", microseconds),
     Column("p90", "p90_us", microseconds),
@@ -64,6 +70,10 @@ def command(
         str, typer.Option(help="Bytes that the peers to be killed have in memory; with any, the last one is killed.")
     ] = "0",
     transport: Annotated[str, typer.Option(help="What carries lanes: shm (shared memory) or tcp.")] = "shm",
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Each peer on a host of its own: a network namespace (needs root).")
+    ] = False,
+    guardian: Annotated[bool, typer.Option("--guardian/--no-guardian", help="Whether peers have guardians.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
@@ -71,11 +81,19 @@ def command(
     rounds = stops if stop else kills
     if transport not in TRANSPORTS:
         raise typer.BadParameter(f"--transport knows {', '.join(TRANSPORTS)}, not {transport}")
+    if hosts and (why := missing()):
+        raise typer.BadParameter(f"--hosts: {why}")
+    if hosts and peers > MAX_HOSTS:
+        raise typer.BadParameter(f"--hosts: at most {MAX_HOSTS} peers")
     taken: list[int] = []
-    with reports.guarded(as_json=as_json) as progress, LocalCluster() as cluster:
+    settings = {"RINGFOLD_TRANSPORT": TRANSPORTS[transport], "RINGFOLD_GUARDIAN": str(guardian).lower()}
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(reports.guarded(as_json=as_json))
+        network = stack.enter_context(ShapedNetwork([Shape()] * peers)) if hosts else None
+        cluster = stack.enter_context(LocalCluster())
         task = progress.add_task("starting", total=rounds)
         memory = 0 if resident == "0" else size_bytes(resident)
-        run = RecoveryRun(cluster, peers, size_bytes(size), evict_after_ms, memory, TRANSPORTS[transport])
+        run = RecoveryRun(cluster, peers, size_bytes(size), evict_after_ms, memory, settings, network)
         generator = np.random.default_rng(seed)
         for _ in progress.track(range(rounds), task_id=task, description="freezing" if stop else "killing"):
             cluster.pause(float(generator.uniform(0.05, 0.15)))
@@ -83,14 +101,15 @@ def command(
             taken.append(run.lose(victim, freeze=stop))
             run.replace(victim)
     row: Row = {"signal": "SIGSTOP" if stop else "SIGKILL", "peers": peers, "size_bytes": size_bytes(size)}
-    row |= {"resident_bytes": memory, "transport": transport}
+    row |= {"resident_bytes": memory, "transport": "tcp" if hosts else transport, "hosts": peers if hosts else 1}
+    row["guardians"] = "yes" if guardian else "no"
     row.update(spread(taken))
     if stop:
         row["evict_after_ms"] = evict_after_ms
         row["worst_beyond_eviction_us"] = max(taken) / 1_000 - evict_after_ms * 1_000
-    settings: dict[str, object] = {"peers": peers, "size": size, "rounds": rounds, "seed": seed}
-    settings |= {"resident": resident, "transport": transport}
-    result = reports.report("recovery", settings, [row])
+    chosen: dict[str, object] = {"peers": peers, "size": size, "rounds": rounds, "seed": seed}
+    chosen |= {"resident": resident, "transport": transport, "hosts": hosts, "guardian": guardian}
+    result = reports.report("recovery", chosen, [row])
     result.samples_ms["recovery"] = [one / 1e6 for one in taken]
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
 
@@ -105,12 +124,16 @@ class RecoveryRun:
         size: int,
         evict_after_ms: int,
         resident: int = 0,
-        transport: str = "auto",
+        env: Mapping[str, str] | None = None,
+        network: ShapedNetwork | None = None,
     ) -> None:
+        """With a network, peers are on its hosts, and the master is in its hub."""
         self._cluster, self._peers, self._size = cluster, peers, size
-        self._resident, self._env = resident, {"RINGFOLD_TRANSPORT": transport}
+        self._resident, self._env, self._network = resident, env, network
         self._evict_after_s = evict_after_ms / 1_000
-        self._where = cluster.start_master(evict_after_ms=evict_after_ms).address
+        self._where = self._start_master(evict_after_ms)
+        self._free_hosts = list(range(peers))
+        self._hosts: dict[str, int] = {}
         self._started = 0
         self.names: list[str] = []
         for number in range(peers):
@@ -126,6 +149,7 @@ class RecoveryRun:
         if freeze:
             self._cluster.kill(victim)
         self._cluster.wait_exit(victim, REPLY_S)
+        self._free_hosts.append(self._hosts.pop(victim))
         return last - at
 
     def replace(self, victim: str) -> None:
@@ -134,10 +158,23 @@ class RecoveryRun:
         self._cluster.wait_connected(self.names, START_S)
         self._wait_for(self._peers, START_S)
 
+    def _start_master(self, evict_after_ms: int) -> str:
+        network, cluster = self._network, self._cluster
+        if network is None:
+            return cluster.start_master(evict_after_ms=evict_after_ms).address
+        listen, inside = f"{network.address(HUB)}:{MASTER_PORT}", network.inside(HUB)
+        chosen = cluster.start_master(
+            listen=listen, arguments=["--insecure"], inside=inside, evict_after_ms=evict_after_ms
+        )
+        return chosen.address
+
     def _start(self, founders: int, resident: int) -> None:
         name = f"peer-{self._started}"
         self._started += 1
-        self._cluster.start_worker(name, WORKER, "recovery", self._where, self._size, founders, resident, env=self._env)
+        host = self._hosts[name] = self._free_hosts.pop(0)
+        arguments = ("recovery", self._where, self._size, founders, resident)
+        inside = () if self._network is None else self._network.inside(host)
+        self._cluster.start_worker(name, WORKER, *arguments, inside=inside, env=self._env)
         self.names.append(name)
 
     def _wait_for(self, contributors: int, timeout_s: float) -> int:
