@@ -49,7 +49,7 @@ class PyEngine {
 
   bool wait_op(std::uint64_t op, double timeout_s) {
     nb::gil_scoped_release free;
-    return engine_.wait(op, static_cast<Ns>(timeout_s * 1e9));
+    return engine_.run(op, static_cast<Ns>(timeout_s * 1e9));
   }
 
   std::optional<OpResult> poll(std::uint64_t op) {

@@ -131,7 +131,7 @@ void an_op_is_cancelled_by_another_thread(Shape shape) {
     Engine& engine = ring.engine(0);
     const std::uint64_t op = engine.submit(all_reduce(values, 7, Retry::never));
     Threads waiters;
-    waiters.start([&] { CHECK(engine.wait(op, test_timeout)); });
+    waiters.start([&] { CHECK(ended(engine, op)); });
     waiters.start([&] { CHECK(eventually([&] { return engine.run(op, second / 10); })); });
     CHECK(engine.with_core([&](Core& core, Ns) { return core.ops().cancel(op); }));
     waiters.join();
@@ -161,7 +161,7 @@ void shutdown_ends_whatever_is_in_progress(std::uint32_t channels, bool memory =
           const std::uint64_t op =
               drives ? engine.submit_to_drive(all_reduce(mine, tag)) : engine.submit(all_reduce(mine, tag));
           begun.fetch_add(1);
-          CHECK(drives ? eventually([&] { return engine.run(op, second / 10); }) : engine.wait(op, test_timeout));
+          CHECK(drives ? eventually([&] { return engine.run(op, second / 10); }) : ended(engine, op));
           const OpStatus status = status_of(engine, op);
           const float wanted = status == OpStatus::ok ? 2.0f : 1.0f;
           CHECK(status == OpStatus::ok || status == OpStatus::failed);

@@ -103,8 +103,6 @@ class Engine {
   std::uint64_t submit_to_drive(OpSpec spec);
   // Drives until the op is finished or `most` has passed; true when it is finished.
   bool run(std::uint64_t op, Ns most);
-  // Waits without driving.
-  bool wait(std::uint64_t op, Ns most);
 
   void shutdown();
   // Around a fork, so that the child's copy is consistent. The parent goes on; the child closes every descriptor, so

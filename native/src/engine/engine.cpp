@@ -403,18 +403,6 @@ Engine::Driving::~Driving() {
   if (engine_.op_waiters_ > 0) engine_.ops_ready_.notify_all();
 }
 
-bool Engine::wait(std::uint64_t id, Ns most) {
-  std::unique_lock lock(mutex_);
-  const OpPtr op = core_.find(id);
-  if (op == nullptr) return true;
-  ++op_waiters_;
-  ops_ready_.wait_for(lock, std::chrono::nanoseconds(most),
-                      [&] { return op->state == OpState::finished || stopping_; });
-  --op_waiters_;
-  notified_.store(false);
-  return op->state == OpState::finished;
-}
-
 void Engine::service() {
   const FloatEnvironment arithmetic;
   if (life_) life_->hold();
