@@ -256,8 +256,8 @@ TEST(the_bits_do_not_depend_on_the_number_of_channels) {
   }
 }
 
-// Dones go straight to all, or around the ring, as each of the ranks can: of small ops and of others, also if some ranks
-// call late.
+// Dones go straight to all, or around the ring, as each of the ranks can: of small ops and of others, also if some
+// ranks call late.
 TEST(dones_go_straight_to_all_members_or_around_the_ring) {
   for (const std::uint32_t ranks : {4u, 5u, 6u, 8u}) {
     for (const bool is_late : {false, true}) {
@@ -267,7 +267,10 @@ TEST(dones_go_straight_to_all_members_or_around_the_ring) {
       ring.install(1);
       for (int round = 0; round < 12; ++round) {
         if (is_late && round == 4) ring.connect_all(1);
-        if (round == 8) ring.disconnect(1, 3);  // their Dones take the ring again, those of the others do not
+        if (round == 8) {  // their Dones take the ring again, those of the others do not
+          ring.disconnect(1, 3);
+          ring.install(2);
+        }
         auto data = inputs(ranks, round % 3 == 2 ? 500 : 30);
         std::vector<std::uint64_t> ids;
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -278,6 +281,50 @@ TEST(dones_go_straight_to_all_members_or_around_the_ring) {
         for (std::size_t r = 0; r < ranks; ++r) {
           CHECK(ok(ring.core(r), ids[r]));
           for (std::size_t i = 0; i < data[r].size(); ++i) CHECK(data[r][i] == expected(ranks, i));
+        }
+      }
+    }
+  }
+}
+
+// The first op of a tag tells all ranks that all have lanes to all; the others go through the mesh, with the same bits
+// for any number of channels, also where some ranks call late or contribute nothing.
+TEST(short_ops_go_through_a_mesh_once_all_ranks_know_that_it_is_there) {
+  std::mt19937 rng(6);
+  std::uniform_real_distribution<float> any(-1e3f, 1e3f);
+  for (const std::uint32_t ranks : {4u, 5u, 8u}) {
+    for (const std::size_t count : {20ul, 1000ul, 5003ul, 30'000ul}) {
+      std::vector<std::vector<float>> given(ranks, std::vector<float>(count));
+      for (auto& values : given) std::generate(values.begin(), values.end(), [&] { return any(rng); });
+      std::vector<float> first;
+      for (const std::uint32_t channels : {1u, 2u, 4u}) {
+        Ring ring(ranks, 1, 0, 2048, channels + ranks, false, channels);
+        ring.connect_all();
+        ring.install(1);
+        for (int round = 0; round < 3; ++round) {
+          auto data = given;
+          std::vector<std::uint64_t> ids;
+          for (std::size_t r = 0; r < ranks; ++r) {
+            OpSpec spec = call(data[r], OpKind::all_reduce, kernels::ReduceOp::avg);
+            spec.contribute = r != 2 || round < 2;
+            ids.push_back(ring.core(r).submit(1, spec));
+            const std::size_t stages = ring.core(r).find(ids[r])->parts.front()->plan().receives.size();
+            CHECK(stages == (round == 0 && ranks == 4 ? 6 : 2 * ranks - 2));
+            CHECK(ring.core(r).find(ids[r])->parts.front()->sides.size() == (round == 0 ? 2 : ranks - 1));
+            for (int i = 0; i < 20; ++i) ring.move();
+          }
+          ring.run();
+          if (round == 1 && first.empty()) first = data[0];
+          for (std::size_t r = 0; r < ranks; ++r) {
+            CHECK(ok(ring.core(r), ids[r]));
+            CHECK(std::memcmp(data[r].data(), data[0].data(), count * sizeof(float)) == 0);
+            if (round == 1) CHECK(std::memcmp(data[r].data(), first.data(), count * sizeof(float)) == 0);
+          }
+          for (std::size_t i = 0; i < count; ++i) {
+            double sum = 0;
+            for (std::size_t r = 0; r < ranks; ++r) sum += r != 2 || round < 2 ? given[r][i] : 0;
+            CHECK(std::fabs(data[0][i] - sum / (round < 2 ? ranks : ranks - 1)) < 1e-3);
+          }
         }
       }
     }
@@ -713,13 +760,19 @@ TEST(a_verdict_brings_the_payloads_of_those_that_contribute) {
 // Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end. Rank
 // 1 may be one that contributes nothing.
 void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none, bool silent = false,
-                          std::uint32_t hosts = 1) {
+                          std::uint32_t hosts = 1, bool mesh = false) {
   int unfinished = 0;
   for (int moves = 0; moves < 400; moves += 3) {
     Ring ring(static_cast<std::uint32_t>(ranks), 1, 0, 128, 77);
-    if (hosts > 1) ring.connect_all();
+    if (hosts > 1 || mesh) ring.connect_all();
+    ring.direct = mesh;
     ring.hosts = hosts;
     ring.install(1);
+    if (mesh) {  // an op by which all learn that it is there
+      auto before = inputs(ranks, 1);
+      for (std::size_t r = 0; r < ranks; ++r) ring.core(r).submit(1, call(before[r]));
+      ring.run();
+    }
     auto data = inputs(ranks, 300);
     const auto before = data;
     std::vector<std::uint64_t> ids;
@@ -733,6 +786,7 @@ void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize:
     bool all_done = true, any_committed = false;
     for (std::size_t r = 0; r < ranks; ++r) {
       for (const SealedOp& op : ring.core(r).seal(1)) {
+        if (mesh && op.sequence == 0) continue;
         all_done &= op.state > 0;
         any_committed |= op.state == 2;
       }
@@ -1011,6 +1065,12 @@ TEST(an_abort_between_hosts_restores_the_memory) {
     abort_at_every_point(4, quantize::Scheme::none, silent, 2);
     abort_at_every_point(6, quantize::Scheme::none, silent, 2);
     abort_at_every_point(6, quantize::Scheme::none, silent, 3);
+  }
+}
+
+TEST(an_abort_in_a_mesh_restores_the_memory) {
+  for (const bool silent : {false, true}) {
+    for (const std::size_t ranks : {4, 5}) abort_at_every_point(ranks, quantize::Scheme::none, silent, 1, true);
   }
 }
 

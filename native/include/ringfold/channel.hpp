@@ -26,6 +26,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -127,8 +128,8 @@ class Channel {
   void send(Side to, const FrameHeader& header, Payload payload);
   // The neighbour broke the protocol, as the core found: the link is dropped.
   void violation(Side from, std::string reason);
-  // Whether every member that is no neighbour can be reached by a direct lane.
-  bool is_meshed() const { return meshed_; }
+  // Whether every member that is no neighbour can be reached by a direct lane. For any thread.
+  bool is_meshed() const { return meshed_.load(); }
 
   // Epochs.
   void set_first_sequence(std::uint32_t first) { first_sequence_ = first; }
@@ -232,7 +233,7 @@ class Channel {
   std::vector<ConnId> closing_;
   std::vector<Report> reports_;
   bool has_urgent_report_ = false, has_wide_report_ = false;
-  bool meshed_ = false;
+  std::atomic<bool> meshed_{false};
 
   std::unordered_map<std::uint64_t, TagState> tags_;
   std::uint32_t first_sequence_ = 0;

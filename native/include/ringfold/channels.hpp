@@ -37,6 +37,10 @@ class Channels {
   // A link is lost with its lanes in every channel.
   void close_link(const Link::Key& key);
 
+  // Whether direct lanes lead to all members that are no neighbours, in all channels that carry ops. Other threads may
+  // drive them meanwhile.
+  bool are_meshed() const;
+
   std::vector<LaneInfo> lanes() const;
   std::vector<LaneInfo> take_new_lanes();
   std::vector<ConnId> take_closing();

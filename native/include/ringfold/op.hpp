@@ -46,7 +46,7 @@ struct Cut {
   std::size_t small_bytes = 0, segment_bytes = 0;
   bool fine = false;  // segments small enough that paths of different speed end together
   std::uint32_t channels = 1;
-  std::uint32_t hosts = 1;
+  Topology topology{};
 };
 
 // Which channels carry an op. Everybody decides alike, from what is called and from the epoch.
@@ -81,7 +81,8 @@ class Op {
   bool is_in_first_channel = false;  // and in no other
   bool mismatch_reported = false;
 
-  std::vector<bool> dones;  // by rank
+  std::vector<bool> dones;   // by rank
+  std::vector<bool> meshed;  // by rank, as its Done says: it has lanes to all others
   std::uint32_t done_count = 0;
   std::uint64_t registrations = 0;
   Payloads payloads;  // small ops only

@@ -13,6 +13,10 @@
 // reaches each rank exactly once, so who has them all has also passed on what it had to. A direct lane that breaks may
 // have lost a Done; therefore it ends the epoch, like any other link.
 //
+// When segments take direct lanes, too. All ranks must plan an op alike, and lanes connect at different times. So every
+// Done says whether its rank has lanes to all others, in all channels. A rank that commits an op has the Dones of all
+// ranks, the same as every other rank has: if all say yes, they all plan the next op of the tag for a mesh.
+//
 // It belongs to the core: see there who may touch it.
 #pragma once
 
@@ -105,6 +109,7 @@ class OpTable {
     bool called = false;
     // An op was cancelled here that the neighbours still wait for: the next one runs in the next epoch.
     bool cancelled = false;
+    bool meshed = false;  // so say all Dones of the last op
     bool has_committed = false;
     std::uint32_t committed = 0;
     Descriptor committed_descriptor{};

@@ -12,6 +12,8 @@
 //     the other, then the same in reverse order: 4 exchanges in a row instead of 6.
 //   otherwise, and always when quantised: at stage s < n-1 rank r receives and reduces chunk r-s-1. It ends up owning
 //     chunk r+1, which then circulates unchanged for n-1 stages.
+//   a mesh, where every rank has lanes to all others, up to 4 MiB: rank r receives chunk r from each of the others and
+//     reduces it, in the order of ranks from r on, and sends the result to all: 2 hops instead of 2(n-1).
 //   several hosts of m members each, unquantised: the members of a host reduce a part each among themselves, in a ring
 //   of
 //     their own; member i then reduces its part with the members i of the other hosts, in a ring across hosts; then the
@@ -54,7 +56,10 @@ struct Receive {
   std::int32_t after = -1;  // the stage whose value this one is reduced into: an earlier arrival waits for it
   std::uint8_t pass_count = 0;
   std::array<Send, 2> passes{};
+  bool to_all = false;  // it is passed on to every other rank: Plan::to_all
   std::uint32_t first_bit = 0;
+
+  bool passes_on() const { return pass_count > 0 || to_all; }
 };
 
 // What a rank sends without having received anything.
@@ -70,6 +75,12 @@ struct Range {
   bool has(std::size_t at) const { return at >= begin && at < end; }
 };
 
+// What a plan can use besides the ring.
+struct Topology {
+  std::uint32_t hosts = 1;  // that the members are on, the same number on each
+  bool mesh = false;        // lanes between all members
+};
+
 // The `number`-th of `of` slices of every chunk.
 struct Slice {
   std::uint32_t number = 0, of = 1;
@@ -82,6 +93,7 @@ struct Plan {
   std::vector<Range> chunks;      // of each, this plan's slice
   std::vector<Receive> receives;  // by stage
   std::vector<Origin> origins;
+  std::vector<Send> to_all;
   bool exchange = false;  // what is sent and what is received are the same range
   std::uint32_t receive_segments = 0;
   std::vector<std::size_t> bytes_from = {0, 0};  // by side, as many as the plan uses
@@ -102,6 +114,9 @@ Side side_towards(std::uint32_t rank, std::uint32_t size, std::uint32_t other);
 // of slices. Slices are cut at multiples of 64 bytes, so that no cache line has two writers. The blocks of a quantised
 // op depend on where its segments begin: its slices are whole segments of the whole chunk.
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes, bool quantised = false, Slice slice = {}, std::uint32_t hosts = 1);
+               std::size_t segment_bytes, bool quantised = false, Slice slice = {}, Topology topology = {});
+
+// Whether an all_reduce of so many bytes goes through a mesh, where there is one.
+bool suits_mesh(std::size_t bytes, std::uint32_t size, bool quantised);
 
 }  // namespace ringfold

@@ -28,7 +28,7 @@ namespace ringfold {
 class ShmPipe {
  public:
   // Of each FIFO: of a lane for segments, and of one that carries little.
-  static constexpr std::size_t capacity = std::size_t{1} << 20, small_capacity = std::size_t{1} << 17;
+  static constexpr std::size_t capacity = std::size_t{1} << 20, small_capacity = std::size_t{1} << 18;
 
   // A new one; `fd` is for the other side, and closed by the caller. nullptr: there is no such memory here.
   static std::unique_ptr<ShmPipe> create(int& fd, std::size_t capacity_of_each = capacity);

@@ -103,11 +103,12 @@ void Channel::close_link(const Link::Key& key) {
 }
 
 void Channel::look_at_mesh() {
-  meshed_ = epoch_.sides() > first_direct_side;
-  for (Side side = first_direct_side; side < epoch_.sides() && meshed_; ++side) {
+  bool meshed = epoch_.sides() > first_direct_side;
+  for (Side side = first_direct_side; side < epoch_.sides() && meshed; ++side) {
     const Link* found = link(side);
-    meshed_ = found != nullptr && found->is_marked();
+    meshed = found != nullptr && found->is_marked();
   }
+  meshed_.store(meshed);
 }
 
 // All lanes of the link are closed, and the loss is reported once.
@@ -311,13 +312,13 @@ bool Channel::stash(TagState& tag, const Lane& from, Side side, const FrameHeade
     ++stats_.duplicates;  // it came again over another lane
     return true;
   }
-  // Of each op: a segment from both sides, the payloads of a small one, and Open, Ready and Dones without a payload. Of
+  // Of each op: a segment from all sides, the payloads of a small one, and Open, Ready and Dones without a payload. Of
   // all ops together: segments up to the limit that the sender knows, too. The payloads of small ops are limited by
   // their tags.
   const bool is_segment = header.kind == LaneFrame::data;
   const std::size_t early = is_segment ? header.length : 0;
   const std::size_t of_tag =
-      2 * epoch_.frame_limit() + epoch_.size() * (epoch_.spec().small_bytes + sizeof header) + max_control;
+      epoch_.sides() * epoch_.frame_limit() + epoch_.size() * (epoch_.spec().small_bytes + sizeof header) + max_control;
   const bool is_too_much = tag.stash_bytes + header.length + sizeof header > of_tag ||
                            early_[side].stashed + early > epoch_.early_limit() ||
                            (!is_segment && header.length > sizeof(Descriptor) &&

@@ -47,6 +47,11 @@ void Channels::close_link(const Link::Key& key) {
   for (const auto& channel : channels_) channel->close_link(key);
 }
 
+bool Channels::are_meshed() const {
+  return std::all_of(channels_.begin(), channels_.begin() + static_cast<std::ptrdiff_t>(in_use()),
+                     [](const auto& channel) { return channel->is_meshed(); });
+}
+
 std::vector<LaneInfo> Channels::lanes() const {
   std::vector<LaneInfo> out;
   for (const auto& channel : channels_) append(out, channel->lanes());

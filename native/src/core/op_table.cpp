@@ -69,7 +69,9 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
   const EpochSpec& spec = epoch_.spec();
   const auto known = tags_.find(op.spec.tag);
   const std::uint32_t sequence = known == tags_.end() ? first_sequence_ : known->second.next;
-  op.start(cut(), sequence, pool_);
+  Cut cut = this->cut();
+  cut.topology.mesh = known != tags_.end() && known->second.meshed;
+  op.start(cut, sequence, pool_);
   TagState& tag = tag_state(op.spec.tag);
   called_tags_ += !std::exchange(tag.called, true);
   ++tag.next;
@@ -80,7 +82,8 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
 
 Cut OpTable::cut() const {
   const EpochSpec& spec = epoch_.spec();
-  return {spec.rank, spec.size, spec.small_bytes, spec.segment_bytes, spec.multipath, spec.channels, spec.hosts};
+  return {spec.rank,      spec.size,     spec.small_bytes,   spec.segment_bytes,
+          spec.multipath, spec.channels, {spec.hosts, false}};
 }
 
 void OpTable::start(Ns now, const OpPtr& op) {
@@ -254,6 +257,7 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
     op->result.received_bytes += header.length;
   }
   op->dones[header.origin] = true;
+  op->meshed[header.origin] = header.offset == 1;
   ++op->done_count;
   op->registrations = std::max(op->registrations, header.registrations);
   if (!is_direct && journey.travelled < journey.reach) {
@@ -306,6 +310,7 @@ void OpTable::local_part_done(Ns now, const OpPtr& op) {
     best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
   }
   op->dones[epoch_.rank()] = true;
+  op->meshed[epoch_.rank()] = epoch_.spec().direct && channels_.are_meshed();
   ++op->done_count;
   op->registrations = std::max(op->registrations, registrations_);
   if (epoch_.spec().evidence_by_master) {
@@ -343,6 +348,7 @@ void OpTable::send_done_to_master(Op& op) {
 void OpTable::send_done(Op& op, Side to, std::uint32_t origin, std::uint64_t registrations, bool is_direct) {
   FrameHeader header = op.header(LaneFrame::done);
   header.stage = is_direct ? direct_stage : 0;
+  header.offset = op.meshed[origin];
   header.origin = origin;
   header.registrations = registrations;
   Payload payload;
@@ -368,6 +374,7 @@ void OpTable::commit(const OpPtr& op) {
   tag.committed = op->sequence;
   tag.committed_descriptor = op->descriptor;
   tag.committed_registrations = op->registrations;
+  tag.meshed = std::find(op->meshed.begin(), op->meshed.end(), false) == op->meshed.end();
   tag.committed_payloads.reset();
   if (op->small) tag.committed_payloads = std::move(op->payloads);
   for (std::uint32_t rank = 0; rank < epoch_.size(); ++rank) {

@@ -25,6 +25,8 @@ constexpr std::size_t smallest_part = std::size_t{128} << 10;
 // Around a ring of several channels: a stage of the ring begins with its first segment, so the fewer bytes that is, the
 // sooner all peers have work. A pair exchanges everything at once.
 constexpr std::size_t smallest_ring_segment = std::size_t{128} << 10;
+// Direct lanes in shared memory have short FIFOs, and a frame of half of one is reduced out of it.
+constexpr std::size_t largest_mesh_segment = std::size_t{64} << 10;
 constexpr std::size_t ring_segments = 32;  // of each chunk in each channel, where they are not too small
 
 std::size_t ring_segment(std::size_t chunk, std::size_t most) {
@@ -108,6 +110,7 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   state = OpState::running;
   mismatch_reported = timeout_reported = false;
   dones.assign(size_, false);
+  meshed.assign(size_, false);
   done_count = 0;
   registrations = 0;
   payloads.clear();
@@ -132,10 +135,13 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   if (cut.fine) segment_bytes = std::min(segment_bytes, fine_segment(bytes, size_));
   const std::size_t whole = gathers ? bytes * size_ : bytes;
   const std::uint32_t slices = placed.slices;
-  if (slices > 1 && size_ > 2 && !quantised) segment_bytes = ring_segment(whole / size_ / slices, segment_bytes);
+  const bool is_meshed = cut.topology.mesh && cut.topology.hosts == 1 && spec.kind == OpKind::all_reduce &&
+                         suits_mesh(whole, size_, quantised);
+  if (is_meshed) segment_bytes = std::min(segment_bytes, largest_mesh_segment);
+  else if (slices > 1 && size_ > 2 && !quantised) segment_bytes = ring_segment(whole / size_ / slices, segment_bytes);
   for (std::uint32_t slice = 0; slice < slices; ++slice) {
     Plan plan =
-        make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices}, cut.hosts);
+        make_plan(spec.kind, whole, rank_, size_, spec.root, segment_bytes, quantised, {slice, slices}, cut.topology);
     const std::uint32_t channel = slices > 1 ? slice : placed.channel;
     if (parts.empty() && channel > 0) parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));
     parts.push_back(std::make_shared<OpPart>(*this, channel, std::move(plan)));

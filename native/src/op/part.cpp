@@ -224,7 +224,7 @@ std::uint32_t OpPart::divisor(const Receive& receive, std::uint32_t contributors
 
 // Reduces or overwrites, saves what was there, and queues the result for the next hops.
 void OpPart::write(const Receive& receive, const Incoming& in) {
-  const bool passes_on = receive.pass_count > 0;
+  const bool passes_on = receive.passes_on();
   const std::uint32_t together = receive.reduce ? in.together() : in.contributors;
   std::optional<std::uint32_t> forward_crc = in.crc;
   if (op.spec.kind == OpKind::all_gather) {
@@ -248,8 +248,7 @@ void OpPart::write(const Receive& receive, const Incoming& in) {
 
 void OpPart::pass_on(const Receive& receive, const Incoming& in, std::optional<std::uint32_t> crc,
                      const Payload& encoded, std::uint32_t contributors) {
-  for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
-    const Send& send = receive.passes[i];
+  const auto pass = [&](const Send& send) {
     sides[send.to].forwards.push({.stage = send.stage,
                                   .length = in.length,
                                   .offset = in.offset,
@@ -257,13 +256,15 @@ void OpPart::pass_on(const Receive& receive, const Incoming& in, std::optional<s
                                   .crc_known = crc.has_value(),
                                   .encoded = encoded,
                                   .contributors = contributors});
-  }
+  };
+  for (std::uint8_t i = 0; i < receive.pass_count; ++i) pass(receive.passes[i]);
+  if (receive.to_all) std::for_each(plan_.to_all.begin(), plan_.to_all.end(), pass);
 }
 
 // The CRC of what was written, if the segment is of one piece and was reduced; otherwise 0.
 std::uint32_t OpPart::write_span(const Receive& receive, const Incoming& in, const Span& span, std::size_t inside,
                                  std::size_t at, std::size_t count) {
-  const bool passes_on = receive.pass_count > 0, past_cache = op.bytes >= past_cache_bytes;
+  const bool passes_on = receive.passes_on(), past_cache = op.bytes >= past_cache_bytes;
   const kernels::Backup backup{op.saves() && receive.first_touch ? op.backup() + at : nullptr, past_cache};
   std::byte* target = op.spec.kind == OpKind::reduce_scatter ? work(at) : span.target + inside;
   const std::byte* local = receive.after >= 0 ? target : span.source + inside;

@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::size_t chunk_grain = 64;  // no element is ever cut: item sizes divide it
 constexpr std::size_t smallest_segment = 32 * 1024;
+constexpr std::size_t largest_mesh = std::size_t{4} << 20;    // beyond, a ring's longer segments cost less
 constexpr std::size_t largest_square = std::size_t{2} << 20;  // beyond, the ring keeps both directions busier
 
 std::vector<Range> equal_chunks(std::size_t bytes, std::uint32_t count) {
@@ -127,6 +128,25 @@ void plan_ring(Plan& plan, std::size_t bytes, bool quantised) {
   for (std::uint32_t t = 0; t < hops; ++t) stages.receive(r - t, false, t == 0 || quantised, false);
 }
 
+// Stage d is what comes from the rank d + 1 further on: first their values of this rank's chunk, then their results.
+void plan_mesh(Plan& plan, std::size_t bytes) {
+  const std::uint32_t n = plan.size, r = plan.rank, others = n - 1;
+  plan.chunks = grained_chunks(bytes, n);
+  plan.receives.resize(std::size_t{2} * others);
+  for (std::uint32_t d = 0; d < others; ++d) {
+    const std::uint32_t from = (r + d + 1) % n;
+    const Side side = side_towards(r, n, from);
+    const auto stage = static_cast<std::uint16_t>(n - d - 2);  // what this rank is to that one
+    Receive& value = plan.receives[d];
+    value = {.chunk = static_cast<std::int32_t>(r), .reduce = true, .first_touch = d == 0, .from = side};
+    value.after = static_cast<std::int32_t>(d) - 1;
+    value.last_reduce = value.to_all = d + 1 == others;
+    plan.receives[others + d] = {.chunk = static_cast<std::int32_t>(from), .first_touch = true, .from = side};
+    plan.origins.push_back({static_cast<std::int32_t>(from), {stage, side}});
+    plan.to_all.push_back({static_cast<std::uint16_t>(others + stage), side});
+  }
+}
+
 // Rank h m + i is member i of host h. The chunks of part p are p H to p H + H - 1: one for each host, because the ring
 // across hosts cuts a part once more. Each has stages of its own, so that a chunk goes on as soon as it is there.
 void plan_hosts(Plan& plan, std::size_t bytes, std::uint32_t hosts) {
@@ -208,6 +228,10 @@ void plan_broadcast(Plan& plan, std::size_t bytes, std::uint32_t root) {
 
 }  // namespace
 
+bool suits_mesh(std::size_t bytes, std::uint32_t size, bool quantised) {
+  return size > 3 && bytes <= largest_mesh && !quantised;
+}
+
 Side side_towards(std::uint32_t rank, std::uint32_t size, std::uint32_t other) {
   const std::uint32_t previous = (rank + size - 1) % size, next = (rank + 1) % size;
   if (other == next) return next_side;
@@ -218,13 +242,14 @@ Side side_towards(std::uint32_t rank, std::uint32_t size, std::uint32_t other) {
 }
 
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes, bool quantised, Slice slice, std::uint32_t hosts) {
+               std::size_t segment_bytes, bool quantised, Slice slice, Topology topology) {
   Plan plan;
   plan.rank = rank;
   plan.size = size;
   switch (kind) {
     case OpKind::all_reduce:
-      if (hosts > 1 && !quantised) plan_hosts(plan, bytes, hosts);
+      if (topology.hosts > 1 && !quantised) plan_hosts(plan, bytes, topology.hosts);
+      else if (topology.mesh && suits_mesh(bytes, size, quantised)) plan_mesh(plan, bytes);
       else if (size == 2 && !quantised) plan_exchange(plan, bytes);
       else if (size == 4 && bytes <= largest_square && !quantised) plan_square(plan, bytes);
       else plan_ring(plan, bytes, quantised);
