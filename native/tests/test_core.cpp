@@ -90,6 +90,7 @@ class Ring {
     spec.channels = channels_;
     spec.direct = direct;
     spec.hosts = hosts;
+    if (one_host) spec.peers_here = spec.size;
     core(i).install(now, spec);
   }
 
@@ -111,6 +112,7 @@ class Ring {
   Ns now = 1;
   bool direct = false;
   std::uint32_t hosts = 1;
+  bool one_host = false;
 
  private:
   bool carry(std::size_t from, ConnId source, std::size_t to, ConnId target) {
@@ -259,10 +261,12 @@ TEST(the_bits_do_not_depend_on_the_number_of_channels) {
 // Dones go straight to all, or around the ring, as each of the ranks can: of small ops and of others, also if some
 // ranks call late.
 TEST(dones_go_straight_to_all_members_or_around_the_ring) {
-  for (const std::uint32_t ranks : {4u, 5u, 6u, 8u}) {
-    for (const bool is_late : {false, true}) {
+  for (const std::uint32_t ranks : {4u, 5u, 6u, 8u, 16u}) {
+    for (const int way : {0, 1, 2, 3}) {
+      const bool is_late = way % 2 == 1;
       Ring ring(ranks, 1, 256, 256, ranks);
       ring.direct = true;
+      ring.one_host = way > 1;  // recursive doubling where it is a power of two
       if (!is_late) ring.connect_all();
       ring.install(1);
       for (int round = 0; round < 12; ++round) {
@@ -278,8 +282,11 @@ TEST(dones_go_straight_to_all_members_or_around_the_ring) {
           for (int i = 0; i < 5; ++i) ring.move();
         }
         ring.run();
+        const bool doubles = ring.one_host && std::has_single_bit(ranks) && round != 0 && round != 8;
+        const bool is_complete = ranks == 4 || (round < 8 && round > (is_late ? 4 : 0));
         for (std::size_t r = 0; r < ranks; ++r) {
           CHECK(ok(ring.core(r), ids[r]));
+          CHECK(ring.core(r).find(ids[r])->doubles == (doubles && is_complete));
           for (std::size_t i = 0; i < data[r].size(); ++i) CHECK(data[r][i] == expected(ranks, i));
         }
       }

@@ -25,6 +25,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -130,6 +131,10 @@ class Channel {
   void violation(Side from, std::string reason);
   // Whether every member that is no neighbour can be reached by a direct lane. For any thread.
   bool is_meshed() const { return meshed_.load(); }
+  // Whether all its lanes go through shared memory.
+  bool is_in_memory() const {
+    return std::all_of(lanes_.begin(), lanes_.end(), [](const Place& place) { return place.lane->in_memory; });
+  }
 
   // Epochs.
   void set_first_sequence(std::uint32_t first) { first_sequence_ = first; }

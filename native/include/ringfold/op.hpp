@@ -81,8 +81,10 @@ class Op {
   bool is_in_first_channel = false;  // and in no other
   bool mismatch_reported = false;
 
-  std::vector<bool> dones;   // by rank
-  std::vector<bool> meshed;  // by rank, as its Done says: it has lanes to all others
+  std::vector<bool> dones;          // by rank
+  std::vector<std::uint8_t> links;  // by rank, what its Done says about its lanes (LinkFacts)
+  std::uint32_t doubled = 0;        // recursive doubling of Dones: so many steps have been sent
+  bool doubles = false;             // instead of around the ring, or straight to all
   std::uint32_t done_count = 0;
   std::uint64_t registrations = 0;
   Payloads payloads;  // small ops only

@@ -15,7 +15,9 @@
 //
 // When segments take direct lanes, too. All ranks must plan an op alike, and lanes connect at different times. So every
 // Done says whether its rank has lanes to all others, in all channels. A rank that commits an op has the Dones of all
-// ranks, the same as every other rank has: if all say yes, they all plan the next op of the tag for a mesh.
+// ranks, the same as every other rank has: if all say yes, they all plan the next op of the tag for a mesh. By the same
+// agreement the Dones of 4, 8 or 16 ranks that are on one host, but do not share memory, are exchanged by recursive
+// doubling: there the number of system calls counts, not the number of hops.
 //
 // It belongs to the core: see there who may touch it.
 #pragma once
@@ -109,7 +111,7 @@ class OpTable {
     bool called = false;
     // An op was cancelled here that the neighbours still wait for: the next one runs in the next epoch.
     bool cancelled = false;
-    bool meshed = false;  // so say all Dones of the last op
+    std::uint8_t links = 0;  // what all Dones of the last op say about lanes
     bool has_committed = false;
     std::uint32_t committed = 0;
     Descriptor committed_descriptor{};
@@ -132,7 +134,9 @@ class OpTable {
   bool on_absent(Ns now, const OpPtr& op, const Report& report, std::string& why);
   bool on_done(const OpPtr& op, const Report& report, std::string& why);
   void send_absent(const Op& op, Side to, std::uint32_t origin);
-  void send_done(Op& op, Side to, std::uint32_t origin, std::uint64_t registrations, bool is_direct = false);
+  void send_done(Op& op, Side to, std::uint32_t origin, std::uint64_t registrations, std::uint16_t stage = 0);
+  void double_dones(Op& op);
+  bool is_of_block(std::uint32_t origin, Side from) const;
   void send_done_to_master(Op& op);
 
   void local_part_done(Ns now, const OpPtr& op);

@@ -12,8 +12,10 @@
 //     the other, then the same in reverse order: 4 exchanges in a row instead of 6.
 //   otherwise, and always when quantised: at stage s < n-1 rank r receives and reduces chunk r-s-1. It ends up owning
 //     chunk r+1, which then circulates unchanged for n-1 stages.
-//   a mesh, where every rank has lanes to all others, up to 4 MiB: rank r receives chunk r from each of the others and
-//     reduces it, in the order of ranks from r on, and sends the result to all: 2 hops instead of 2(n-1).
+//   a mesh, where every rank has lanes to all others, up to 4 MiB between hosts, 128 KiB on one: rank r receives chunk
+//   r
+//     from each of the others and reduces it, in the order of ranks from r on, and sends the result to all: 2 hops
+//     instead of 2(n-1). On one host a hop costs little, and so do the few exchanges of a square.
 //   several hosts of m members each, unquantised: the members of a host reduce a part each among themselves, in a ring
 //   of
 //     their own; member i then reduces its part with the members i of the other hosts, in a ring across hosts; then the
@@ -79,6 +81,7 @@ struct Range {
 struct Topology {
   std::uint32_t hosts = 1;  // that the members are on, the same number on each
   bool mesh = false;        // lanes between all members
+  bool one_host = false;    // all members are on one
 };
 
 // The `number`-th of `of` slices of every chunk.
@@ -116,7 +119,7 @@ Side side_towards(std::uint32_t rank, std::uint32_t size, std::uint32_t other);
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
                std::size_t segment_bytes, bool quantised = false, Slice slice = {}, Topology topology = {});
 
-// Whether an all_reduce of so many bytes goes through a mesh, where there is one.
-bool suits_mesh(std::size_t bytes, std::uint32_t size, bool quantised);
+// Whether an all_reduce of so many bytes goes through the mesh of a topology.
+bool takes_mesh(std::size_t bytes, std::uint32_t size, bool quantised, Topology topology);
 
 }  // namespace ringfold

@@ -1,7 +1,9 @@
 #include "ringfold/op_table.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <tuple>
 
@@ -13,7 +15,12 @@ constexpr std::size_t min_timed_bytes = std::size_t{4} << 20;  // of payload: le
 constexpr std::uint32_t no_payload = 0xffff'ffff;  // in evidence, instead of a length: the rank contributes nothing
 constexpr Ns announce_after = 100 * millisecond;   // younger ops are not reported
 constexpr std::size_t max_announced = 64;
-constexpr std::uint16_t direct_stage = 1;  // of a Done that nobody passes on
+constexpr std::uint16_t direct_stage = 1;    // of a Done that nobody passes on
+constexpr std::uint16_t doubling_stage = 2;  // of one that is passed on when a block is complete
+
+// What a Done says about the lanes of its rank.
+enum LinkFacts : std::uint8_t { has_mesh = 1, in_memory = 2 };
+constexpr std::uint8_t all_facts = has_mesh | in_memory;
 
 }  // namespace
 
@@ -70,7 +77,11 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
   const auto known = tags_.find(op.spec.tag);
   const std::uint32_t sequence = known == tags_.end() ? first_sequence_ : known->second.next;
   Cut cut = this->cut();
-  cut.topology.mesh = known != tags_.end() && known->second.meshed;
+  const std::uint8_t links = known == tags_.end() ? 0 : known->second.links;
+  cut.topology.mesh = (links & has_mesh) != 0;
+  op.doubles = spec.direct && cut.topology.one_host && std::has_single_bit(spec.size) && spec.size > 3 &&
+               known != tags_.end() && known->second.has_committed && (links & in_memory) == 0 &&
+               (spec.size == 4 || cut.topology.mesh);
   op.start(cut, sequence, pool_);
   TagState& tag = tag_state(op.spec.tag);
   called_tags_ += !std::exchange(tag.called, true);
@@ -82,8 +93,13 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
 
 Cut OpTable::cut() const {
   const EpochSpec& spec = epoch_.spec();
-  return {spec.rank,      spec.size,     spec.small_bytes,   spec.segment_bytes,
-          spec.multipath, spec.channels, {spec.hosts, false}};
+  return {spec.rank,
+          spec.size,
+          spec.small_bytes,
+          spec.segment_bytes,
+          spec.multipath,
+          spec.channels,
+          {spec.hosts, false, spec.peers_here == spec.size}};
 }
 
 void OpTable::start(Ns now, const OpPtr& op) {
@@ -244,11 +260,12 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
     return false;
   }
   if (op->dones[header.origin]) return true;
-  const bool is_direct = header.stage == direct_stage;
   const auto journey = epoch_.journey(header.origin, report.from == next_side);
-  const bool is_lost = is_direct || report.from >= first_direct_side ? header.origin != epoch_.rank_at(report.from)
-                                                                     : journey.travelled > journey.reach;
-  if (is_lost || (report.from >= first_direct_side && !is_direct)) {
+  const bool is_direct = header.stage == direct_stage;
+  bool belongs = report.from < first_direct_side && journey.travelled <= journey.reach;
+  if (op->doubles) belongs = header.stage == doubling_stage && is_of_block(header.origin, report.from);
+  else if (is_direct) belongs = header.origin == epoch_.rank_at(report.from);
+  if (!belongs) {
     why = "a Done that went too far";
     return false;
   }
@@ -257,10 +274,12 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
     op->result.received_bytes += header.length;
   }
   op->dones[header.origin] = true;
-  op->meshed[header.origin] = header.offset == 1;
+  op->links[header.origin] = static_cast<std::uint8_t>(header.offset & all_facts);
   ++op->done_count;
   op->registrations = std::max(op->registrations, header.registrations);
-  if (!is_direct && journey.travelled < journey.reach) {
+  if (op->doubles) {
+    double_dones(*op);
+  } else if (!is_direct && journey.travelled < journey.reach) {
     send_done(*op, Side{report.from == previous_side}, header.origin, header.registrations);
   }
   check_evidence(op);
@@ -310,21 +329,50 @@ void OpTable::local_part_done(Ns now, const OpPtr& op) {
     best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
   }
   op->dones[epoch_.rank()] = true;
-  op->meshed[epoch_.rank()] = epoch_.spec().direct && channels_.are_meshed();
+  if (epoch_.spec().direct && channels_.are_meshed()) op->links[epoch_.rank()] |= has_mesh;
+  if (channels_.at(0).is_in_memory()) op->links[epoch_.rank()] |= in_memory;
   ++op->done_count;
   op->registrations = std::max(op->registrations, registrations_);
   if (epoch_.spec().evidence_by_master) {
     send_done_to_master(*op);
+  } else if (op->doubles) {
+    double_dones(*op);
   } else {
     const bool is_direct = epoch_.spec().direct && channels_.at(0).is_meshed();
-    send_done(*op, next_side, epoch_.rank(), registrations_, is_direct);
-    if (epoch_.size() > 2) send_done(*op, previous_side, epoch_.rank(), registrations_, is_direct);
+    const std::uint16_t stage = is_direct ? direct_stage : 0;
+    send_done(*op, next_side, epoch_.rank(), registrations_, stage);
+    if (epoch_.size() > 2) send_done(*op, previous_side, epoch_.rank(), registrations_, stage);
     for (Side side = first_direct_side; is_direct && side < epoch_.sides(); ++side) {
       if (planted_.direct_forgotten && side + 1 == epoch_.sides()) continue;
-      send_done(*op, side, epoch_.rank(), registrations_, true);
+      send_done(*op, side, epoch_.rank(), registrations_, stage);
     }
   }
   check_evidence(op);
+}
+
+// Step k of recursive doubling: ranks that differ in their last k + 1 bits exchange the Dones of their blocks of 2^k
+// ranks. The partner of the first two steps is a neighbour in the ring.
+void OpTable::double_dones(Op& op) {
+  const std::uint32_t rank = epoch_.rank(), n = epoch_.size();
+  while (1u << op.doubled < n) {
+    const std::uint32_t step = op.doubled, first = rank >> step << step, partner = rank ^ ((2u << step) - 1);
+    for (std::uint32_t each = first; each < first + (1u << step); ++each) {
+      if (!op.dones[each]) return;
+    }
+    ++op.doubled;
+    const Side side = side_towards(rank, n, partner);
+    for (std::uint32_t each = first; each < first + (1u << step); ++each) {
+      send_done(op, side, each, op.registrations, doubling_stage);
+    }
+  }
+}
+
+bool OpTable::is_of_block(std::uint32_t origin, Side from) const {
+  const std::uint32_t rank = epoch_.rank(), partner = epoch_.rank_at(from);
+  for (std::uint32_t step = 0; 1u << step < epoch_.size(); ++step) {
+    if (partner == (rank ^ ((2u << step) - 1))) return origin >> step == partner >> step;
+  }
+  return false;
 }
 
 void OpTable::send_done_to_master(Op& op) {
@@ -345,10 +393,10 @@ void OpTable::send_done_to_master(Op& op) {
   dones_.push_back(std::move(body));
 }
 
-void OpTable::send_done(Op& op, Side to, std::uint32_t origin, std::uint64_t registrations, bool is_direct) {
+void OpTable::send_done(Op& op, Side to, std::uint32_t origin, std::uint64_t registrations, std::uint16_t stage) {
   FrameHeader header = op.header(LaneFrame::done);
-  header.stage = is_direct ? direct_stage : 0;
-  header.offset = op.meshed[origin];
+  header.stage = stage;
+  header.offset = op.links[origin];
   header.origin = origin;
   header.registrations = registrations;
   Payload payload;
@@ -374,7 +422,8 @@ void OpTable::commit(const OpPtr& op) {
   tag.committed = op->sequence;
   tag.committed_descriptor = op->descriptor;
   tag.committed_registrations = op->registrations;
-  tag.meshed = std::find(op->meshed.begin(), op->meshed.end(), false) == op->meshed.end();
+  tag.links = std::accumulate(op->links.begin(), op->links.end(), all_facts,
+                              [](std::uint8_t all, std::uint8_t one) { return static_cast<std::uint8_t>(all & one); });
   tag.committed_payloads.reset();
   if (op->small) tag.committed_payloads = std::move(op->payloads);
   for (std::uint32_t rank = 0; rank < epoch_.size(); ++rank) {

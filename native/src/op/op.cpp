@@ -110,7 +110,8 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   state = OpState::running;
   mismatch_reported = timeout_reported = false;
   dones.assign(size_, false);
-  meshed.assign(size_, false);
+  links.assign(size_, 0);
+  doubled = 0;
   done_count = 0;
   registrations = 0;
   payloads.clear();
@@ -135,8 +136,7 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   if (cut.fine) segment_bytes = std::min(segment_bytes, fine_segment(bytes, size_));
   const std::size_t whole = gathers ? bytes * size_ : bytes;
   const std::uint32_t slices = placed.slices;
-  const bool is_meshed = cut.topology.mesh && cut.topology.hosts == 1 && spec.kind == OpKind::all_reduce &&
-                         suits_mesh(whole, size_, quantised);
+  const bool is_meshed = spec.kind == OpKind::all_reduce && takes_mesh(whole, size_, quantised, cut.topology);
   if (is_meshed) segment_bytes = std::min(segment_bytes, largest_mesh_segment);
   else if (slices > 1 && size_ > 2 && !quantised) segment_bytes = ring_segment(whole / size_ / slices, segment_bytes);
   for (std::uint32_t slice = 0; slice < slices; ++slice) {

@@ -7,7 +7,8 @@ namespace {
 
 constexpr std::size_t chunk_grain = 64;  // no element is ever cut: item sizes divide it
 constexpr std::size_t smallest_segment = 32 * 1024;
-constexpr std::size_t largest_mesh = std::size_t{4} << 20;    // beyond, a ring's longer segments cost less
+// Beyond, a ring costs less: its segments are longer, and it has fewer lanes to look after.
+constexpr std::size_t largest_mesh = std::size_t{4} << 20, largest_mesh_here = std::size_t{128} << 10;
 constexpr std::size_t largest_square = std::size_t{2} << 20;  // beyond, the ring keeps both directions busier
 
 std::vector<Range> equal_chunks(std::size_t bytes, std::uint32_t count) {
@@ -228,8 +229,9 @@ void plan_broadcast(Plan& plan, std::size_t bytes, std::uint32_t root) {
 
 }  // namespace
 
-bool suits_mesh(std::size_t bytes, std::uint32_t size, bool quantised) {
-  return size > 3 && bytes <= largest_mesh && !quantised;
+bool takes_mesh(std::size_t bytes, std::uint32_t size, bool quantised, Topology topology) {
+  if (!topology.mesh || topology.hosts > 1 || quantised) return false;
+  return topology.one_host ? size > 4 && bytes <= largest_mesh_here : size > 3 && bytes <= largest_mesh;
 }
 
 Side side_towards(std::uint32_t rank, std::uint32_t size, std::uint32_t other) {
@@ -249,7 +251,7 @@ Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t
   switch (kind) {
     case OpKind::all_reduce:
       if (topology.hosts > 1 && !quantised) plan_hosts(plan, bytes, topology.hosts);
-      else if (topology.mesh && suits_mesh(bytes, size, quantised)) plan_mesh(plan, bytes);
+      else if (takes_mesh(bytes, size, quantised, topology)) plan_mesh(plan, bytes);
       else if (size == 2 && !quantised) plan_exchange(plan, bytes);
       else if (size == 4 && bytes <= largest_square && !quantised) plan_square(plan, bytes);
       else plan_ring(plan, bytes, quantised);
