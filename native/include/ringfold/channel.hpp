@@ -107,8 +107,9 @@ class Channel {
     if (has(id)) flush_.add(lane(id));
   }
   void acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt);
-  // Whether payload may come on a lane; between two peers one direction of each lane is nearly silent.
-  bool expects(ConnId id) const { return !lane(id).outgoing || lane(id).sharing.direct || epoch_.size() > 2; }
+  // Whether something may come on a lane. Between two peers one direction of each lane is nearly silent; a direct lane
+  // brings the Dones of ops whose parts are finished here, and segments of ops that are planned for it.
+  bool expects(ConnId id) const;
 
   // Paths.
   std::size_t unsent_wanted(ConnId id) const { return lane(id).unsent_wanted(); }

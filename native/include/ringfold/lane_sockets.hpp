@@ -33,6 +33,7 @@ struct Socket {
   std::unique_ptr<ShmPipe> pipe{};
   std::shared_ptr<const LifeView> life{};  // of the process at the other end of the pipe; nullptr: unknown
   bool offers = false;                     // the pipe: the other side has not answered yet
+  bool direct = false;                     // a direct lane
 };
 
 class LaneSockets {

@@ -204,6 +204,14 @@ std::size_t Channel::take(Ns now, ConnId id, std::span<const std::byte> bytes, s
   return used;
 }
 
+bool Channel::expects(ConnId id) const {
+  const Lane& of = lane(id);
+  if (!of.sharing.direct) return !of.outgoing || epoch_.size() > 2;
+  return std::any_of(running_.begin(), running_.end(), [](const PartPtr& part) {
+    return part->sides.size() > first_direct_side || (part->channel == 0 && part->is_finished());
+  });
+}
+
 void Channel::set_in_memory(ConnId id) { lane(id).in_memory = true; }
 
 void Channel::process(Lane& from) {

@@ -58,6 +58,7 @@ void LaneSockets::add(Socket socket, const LaneInfo& lane, const std::string& co
     if (lane.shared)
       ::setsockopt(socket.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &path_unsent_bytes, sizeof path_unsent_bytes);
   }
+  socket.direct = lane.direct;
   sockets_.push_back(std::move(socket));
   watch_socket(epoll_, sockets_.back(), EPOLL_CTL_ADD);
 }
@@ -167,7 +168,8 @@ bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
   for (Socket& socket : sockets_) {
     if (stops.load(std::memory_order_relaxed) > 0) return true;
     if (!channel_.has(socket.conn)) continue;
-    if (socket.reading && (socket.pipe || all || channel_.expects(socket.conn))) progressed |= read(socket, now);
+    const bool is_near = socket.pipe && !socket.direct;  // it costs nothing to look
+    if (socket.reading && (is_near || all || channel_.expects(socket.conn))) progressed |= read(socket, now);
     if (!socket.blocked || !channel_.has(socket.conn)) continue;
     socket.blocked = false;
     progressed |= flush(socket, now);
