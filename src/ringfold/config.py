@@ -200,7 +200,7 @@ _SETTINGS = (
             help="Connections per path. Paths with a large bandwidth-delay product need several. Set at the master."),
     Setting(name="evidence", kind="text", default="auto", choices=("auto", "ring", "master"),
             help="How peers learn that an op is done everywhere: around the ring, through the master, or by the "
-                 "size of the group (ring up to 8 members). Set at the master."),
+                 "size of the group (master: above 16 members, above 8 without direct lanes). Set at the master."),
     Setting(name="direct_lanes", kind="switch", default=True,
             help="In groups of 4 to 16, members that are no neighbours in the ring connect, too, and tell each other "
                  "directly that an op is done. Set at the master."),

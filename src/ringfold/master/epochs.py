@@ -281,12 +281,15 @@ class Epochs:
             hosts=hosts,
         )
         group.record = record
-        for member in members:
+        self._begin_attaching(now, group, change, record)
+
+    def _begin_attaching(self, now: Ns, group: Group, change: EpochChange, record: Record) -> None:
+        for member in self._run.live(group):
             self._run.send(member, record)
             if member.id in change.admitted and record.pending:
                 self._run.send(member, Registrations(self._run.registrations))
-        commits = sum(verdict.commit for verdict in verdicts)
-        self._run.notify(EpochRecorded(group.id, group.epoch, ring, commits, len(verdicts) - commits))
+        commits = sum(verdict.commit for verdict in record.verdicts)
+        self._run.notify(EpochRecorded(group.id, group.epoch, group.ring, commits, len(record.verdicts) - commits))
         group.enter(EpochPhase.ATTACHING)
         change.deadline_ns = now + self._settings.attach_ms * MS
         change.causes, change.answers = [], {}

@@ -11,9 +11,9 @@ channel has lanes of its own: `lanes` per path. Of c channels, lane k belongs to
 channel take the paths in turn.
 
 Members that are no neighbours have *direct* lanes. Where ops are reduced host by host, those that the plan needs belong
-to the attachment like the lanes of the ring. All others are optional: they carry Done, and the segments of short ops once
-all members have all of theirs. They are dialled a moment after the epoch is installed, and that one is missing costs
-nothing but hops. But one that breaks ends the epoch, because frames may have been lost on it.
+to the attachment like the lanes of the ring. All others are optional: they carry Done, and the segments of short ops
+once all members have all of theirs. They are dialled a moment after the epoch is installed, and that one is missing
+costs nothing but hops. But one that breaks ends the epoch, because frames may have been lost on it.
 
 The lanes of a link in one channel are a *bundle*. A bundle of several lanes is *shared*: they stand in for each other,
 and the engine resends what was lost with one of them. A link is up when every bundle has a lane, after a short wait for

@@ -269,6 +269,32 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(4), "little")
 
 
+RUNS: dict[str, Callable[..., object]] = {
+    "regions": run_regions,
+    "forwarding": run_forwarding,
+    "shares": run_shares,
+    "channels": run_channels,
+    "hosts": run_hosts,
+    "stalls": run_stalls,
+    "resume": run_resume,
+    "runs": run_several,
+    "agents": run_agents,
+    "probing": run_rounds,
+    "failover": run_failover,
+}
+"""What an option runs, for one seed."""
+BATCHES = {
+    "hosts": run_host_batch,
+    "shares": run_share_batch,
+    "channels": run_channel_batch,
+    "stalls": run_stall_batch,
+    "resume": run_resume_batch,
+    "runs": run_several_batch,
+    "failover": run_failover_batch,
+}
+"""The same for many seeds of a simulated run."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, show; 1 if there was a violation."""
     parser = argparse.ArgumentParser(prog="python -m ringfold.testing", description=__doc__)
@@ -299,14 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.iterations:
         return _iterations(options, console)
     if options.seed is not None:
-        run: Callable[..., object] = run_failover if options.failover else run_seed
-        run = run_agents if options.agents else run_rounds if options.probing else run
-        run = run_several if options.runs else run
-        run = run_stalls if options.stalls else run_resume if options.resume else run
-        run = (
-            run_shares if options.shares else run_channels if options.channels else run_hosts if options.hosts else run
-        )
-        run = run_regions if options.regions else run_forwarding if options.forwarding else run
+        run = next((run for mode, run in RUNS.items() if getattr(options, mode)), run_seed)
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
@@ -323,10 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_counts(agents, "transport agents", first, console)
         return 1 if agents.failures else 0
     total = Total()
-    batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
-    batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
-    batch = run_share_batch if options.shares else run_channel_batch if options.channels else batch
-    batch = run_host_batch if options.hosts else batch
+    batch = next((batch for mode, batch in BATCHES.items() if getattr(options, mode)), run_batch)
     run_many(first, options.seeds, options.jobs, console, total, batch)
     show(total, first, console)
     return 1 if total.failures else 0

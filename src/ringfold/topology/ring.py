@@ -45,7 +45,7 @@ def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], hosts: Mapping
 
 
 def by_hosts(ring: Sequence[int], hosts: Mapping[int, str]) -> tuple[list[int], int]:
-    """The ring, begun where a host begins, and the number of hosts, if all have the same number of members side by side.
+    """The ring, begun where a host begins, and the number of hosts, if all have as many members, side by side.
 
     1 instead, and the ring as it is, if that is not so, or if it means nothing: one host, or one member on each.
     """
