@@ -203,7 +203,7 @@ _SETTINGS = (
                  "size of the group (master: above 16 members, above 8 without direct lanes). Set at the master."),
     Setting(name="direct_lanes", kind="switch", default=True,
             help="In groups of 4 to 16, members that are no neighbours in the ring connect, too, and tell each other "
-                 "directly that an op is done. Set at the master."),
+                 "directly that an op is done; not with several lanes or paths. Set at the master."),
     Setting(name="hierarchical", kind="switch", default=True,
             help="Where all hosts have the same number of members, two or more, ops are reduced inside each host "
                  "first, then between hosts. Set at the master."),

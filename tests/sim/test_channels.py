@@ -16,6 +16,11 @@ def test_seeds_with_several_channels_keep_every_promise() -> None:
     assert {draw_channels(seed).setup.settings.channels for seed in range(1, SEEDS + 1)} == {2, 3, 4}
 
 
+def test_a_link_that_was_not_finished_begins_again_in_the_next_epoch() -> None:
+    """Seals came in the middle of attachments: each end kept other lanes of the link, and closed those of the other."""
+    run_channels(2752158231)
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_channels_is_found(name: str) -> None:
     failure = find(BUGS[name], first=1, max_seeds=MAX_SEEDS)

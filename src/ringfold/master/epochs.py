@@ -246,13 +246,13 @@ class Epochs:
             group.only_ring = False
         hosts = self._hosts(group)
         ring = group.ring
+        direct = not group.only_ring and self._settings.is_direct([self._run.peers[peer].member for peer in ring])
         for newcomer in change.admitted:
             self._run.peers[newcomer].enter(Membership.MEMBER)
         change.newcomers |= change.admitted
         previous, group.epoch = group.epoch, group.epoch + 1
         self._run.epochs += 1
         group.dialers = [group.edges.dialer(*edge) for edge in edges_of(ring)]
-        direct = not group.only_ring and self._settings.is_direct(len(ring))
         group.evidence = self._settings.evidence_for(len(ring), direct=direct)
         members = self._run.live(group)
         if group.evidence == "master":

@@ -105,13 +105,18 @@ class MasterSettings:
             return self.evidence
         return "ring" if members <= (MAX_DIRECT_MEMBERS if direct else RING_EVIDENCE_MEMBERS) else "master"
 
-    def is_direct(self, members: int) -> bool:
-        """Whether so many members are to be connected directly. Up to three are neighbours anyway."""
-        return self.direct_lanes and 3 < members <= MAX_DIRECT_MEMBERS and self.evidence != "master"
+    def is_direct(self, members: Sequence[Member]) -> bool:
+        """Whether these members are to be connected directly. Up to three are neighbours anyway."""
+        few = 3 < len(members) <= MAX_DIRECT_MEMBERS
+        return self.direct_lanes and few and self.evidence != "master" and self._has_single_lanes(members)
 
     def is_hierarchical(self, members: Sequence[Member]) -> bool:
-        """Whether ops of these members may be reduced host by host. Links of several lanes are for rings alone."""
-        return self.hierarchical and self.lanes == 1 and all(member.paths == 1 for member in members)
+        """Whether ops of these members may be reduced host by host."""
+        return self.hierarchical and self._has_single_lanes(members)
+
+    def _has_single_lanes(self, members: Sequence[Member]) -> bool:
+        """Where lanes stand in for each other, a path that fails ends no epoch: a direct lane would."""
+        return self.lanes == 1 and all(member.paths == 1 for member in members)
 
     def segment_bytes_for(self, members: Sequence[Member], hosts: int = 1) -> int:
         """The largest segment in an epoch with these members: where they share memory, it must fit into their pipes."""

@@ -215,7 +215,12 @@ class Lanes:
     # The life of an attachment
 
     def begin(self, now_ns: int, record: Record) -> LaneUpdate:
-        """A new record: keep the lanes that are right, close those that are not, dial those that are missing."""
+        """A new record: keep the lanes that are right, close those that are not, dial those that are missing.
+
+        A link of which some channels have no lane begins again. Its other end may have had all of them, until this one
+        stopped dialling: if each kept its rest, they would close each other's lanes, epoch after epoch.
+        """
+        unfinished = self._missing_links()
         update = LaneUpdate(self.stop("a new epoch was recorded"))
         self.record = record
         self.attaching = True
@@ -227,7 +232,8 @@ class Lanes:
             before.clear()  # every lane has another place
         self._channels = record.channels
         self._needed = dict(needed_lanes(record, self.me))
-        same = {link for link, count in Counter(lane[:2] for lane in self._needed).items() if before[link] == count}
+        counts = Counter(lane[:2] for lane in self._needed)
+        same = {link for link, count in counts.items() if before[link] == count and link not in unfinished}
         self._optional = {
             lane: is_mine for lane, is_mine in optional_lanes(record, self.me) if lane not in self._needed
         }
@@ -365,10 +371,16 @@ class Lanes:
                 self._lose_link(now_ns, update, lane[:2], reason)
         return update
 
-    def link_lost(self, now_ns: int, link: Link, live_conns: tuple[int, ...], reason: str) -> LaneUpdate:
-        """The engine closed a link. Lanes that were connected after the engine wrote its report stay."""
+    def link_lost(
+        self, now_ns: int, link: Link, live_conns: tuple[int, ...], reason: str, *, direct: bool = False
+    ) -> LaneUpdate:
+        """The engine closed a link. Lanes that were connected after the engine wrote its report stay.
+
+        So do those of the other kind: who was no neighbour in the last epoch may be one in this.
+        """
         update = LaneUpdate()
-        gone = [lane for lane, conn in self._connected.items() if lane[:2] == link and conn not in live_conns]
+        lost = {lane for lane in self._connected if lane[:2] == link and (lane[2] >= FIRST_DIRECT) == direct}
+        gone = [lane for lane in lost if self._connected[lane] not in live_conns]
         for lane in gone:
             del self._connected[lane]
         if gone:

@@ -230,7 +230,7 @@ class PeerMachine:
                 effects = self._connection(now_ns, event)
             case LinkLost(peer, outgoing, reason, live_conns, died, direct):
                 link = self._lanes.direct_link(peer) if direct else (outgoing, peer)
-                update = self._lanes.link_lost(now_ns, link, live_conns, reason)
+                update = self._lanes.link_lost(now_ns, link, live_conns, reason, direct=direct)
                 effects = self._report_lost(update, died=died)
             case OpMismatched() | OpTimedOut() | OpCancelled():
                 effects = self._op_report(event)

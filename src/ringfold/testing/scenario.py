@@ -225,7 +225,9 @@ def draw_hosts(seed: int, base: Setup | None = None) -> Scenario:
     timings = replace(scenario.setup.timings, direct_pause_ms=rng.choice((0, 1, 10)))
     setup = replace(scenario.setup, settings=settings, timings=timings, paths=1)
     plan = tuple(fault for fault in scenario.plan if fault.kind not in (*OF_PATHS, "reset_lanes", ADVICE))
-    return replace(scenario, setup=setup, peers=rng.choice((4, 4, 6, 6, 8, 9)), groups=1, plan=plan)
+    peers = rng.choice((4, 4, 6, 6, 8, 9))
+    # A burst of ops that are called again one after the other takes its time around a slow ring of nine.
+    return replace(scenario, setup=setup, peers=peers, groups=1, plan=plan, limit_ms=3 * LIMIT_MS)
 
 
 def _training(rng: Random, seed: int, peers: int) -> Training:
