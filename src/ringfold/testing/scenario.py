@@ -208,7 +208,7 @@ def draw_channels(seed: int, base: Setup | None = None) -> Scenario:
     scenario = draw(seed, base)
     channels = Random(f"channels {seed}").choice((2, 3, 4))
     settings = replace(scenario.setup.settings, channels=channels)
-    return replace(scenario, setup=replace(scenario.setup, settings=settings))
+    return replace(scenario, setup=replace(scenario.setup, settings=settings), limit_ms=3 * LIMIT_MS)
 
 
 def draw_hosts(seed: int, base: Setup | None = None) -> Scenario:
@@ -225,9 +225,11 @@ def draw_hosts(seed: int, base: Setup | None = None) -> Scenario:
     timings = replace(scenario.setup.timings, direct_pause_ms=rng.choice((0, 1, 10)))
     setup = replace(scenario.setup, settings=settings, timings=timings, paths=1)
     plan = tuple(fault for fault in scenario.plan if fault.kind not in (*OF_PATHS, "reset_lanes", ADVICE))
-    peers = rng.choice((4, 4, 6, 6, 8, 9))
+    peers, work = rng.choice((4, 4, 6, 6, 8, 9)), scenario.work
+    if isinstance(work, Training):
+        work = replace(work, optimise_every=0)  # measuring all links of nine peers would be too many events
     # A burst of ops that are called again one after the other takes its time around a slow ring of nine.
-    return replace(scenario, setup=setup, peers=peers, groups=1, plan=plan, limit_ms=3 * LIMIT_MS)
+    return replace(scenario, setup=setup, peers=peers, groups=1, work=work, plan=plan, limit_ms=3 * LIMIT_MS)
 
 
 def _training(rng: Random, seed: int, peers: int) -> Training:
