@@ -359,7 +359,7 @@ TEST(a_direct_lane_is_for_its_own_members_frames) {
     header.header_crc = header.crc();
     const auto space = ring.core(0).receive_space(direct->conn);
     std::memcpy(space.data(), &header, sizeof header);
-    std::memcpy(space.data() + sizeof header, payload.data(), payload.size());
+    std::copy(payload.begin(), payload.end(), space.data() + sizeof header);
     ring.core(0).received(1, direct->conn, sizeof header + payload.size());
     bool is_lost = false;
     while (const auto event = ring.core(0).next_event())

@@ -13,7 +13,7 @@ SEEDS = 12
 FOUND_BY = {
     "no_fence": 4,
     "speaks_first": 6,
-    "record_kept_back": 3,
+    "record_kept_back": 108,
     "answers_kept_back": 237,
     "not_waited_for": 1,
     "lost_answers": 16,
