@@ -80,8 +80,8 @@ void Engine::shutdown() {
   for (auto& [conn, socket] : sockets_) ::close(socket.fd);
   sockets_.clear();
   lanes_.close_all();
-  // The descriptors of workers are theirs alone. A program may keep an engine that is shut down for long: in the
-  // traceback of an error, until the interpreter looks for cycles.
+  // The descriptors of workers are theirs alone, and a program may keep an engine that is shut down for long: in a
+  // reference cycle, until the interpreter collects it.
   workers_.clear();
   for (const auto& [fd, until] : greeters_) ::close(fd);
   greeters_.clear();
