@@ -72,7 +72,7 @@ def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any
     assert cluster.master is not None
     registered = len(cluster.master.events("peer_registered"))
     peer = cluster.start_one(hold, state=state, **options)
-    cluster.master.expect_registered(registered + 1)
+    cluster.master.expect_events("peer_registered", registered + 1)
     return peer
 
 

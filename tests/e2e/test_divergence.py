@@ -54,7 +54,7 @@ def test_every_peer_and_the_status_name_the_peer_that_diverged(
         fact = peer.expect("end")
         assert (fact["revision"], fact["sums"]) == (12, sums(12))
         line = peer.expect_log("had diverged")
-        name = master.events("peer_registered")[2]["name"]
+        name = master.expect_events("peer_registered", 3)[2]["name"]
         received = COUNT * 8 % (1 << 20)  # the last block of three
         for text in (
             f"peer 3 ({name}) had diverged from the run at revision {found_at}: 'weights' held other bits",
@@ -63,7 +63,7 @@ def test_every_peer_and_the_status_name_the_peer_that_diverged(
             "MayDiffer",
         ):
             assert text in line
-    assert [event["divergence"]["peer"] for event in master.events("peer_diverged")] == [3]
+    assert [event["divergence"]["peer"] for event in master.expect_events("peer_diverged")] == [3]
     shown = cluster.start_command("status", "status", master.address, "--json")
     assert shown.wait() == 0
     group = json.loads(shown.stdout.text())["groups"][0]

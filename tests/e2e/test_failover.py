@@ -57,7 +57,7 @@ def test_peers_go_on_without_a_master_and_with_the_one_that_is_started_again(
     first_again = RoundId(*Rounds(second).whole("p0", "p1")["round"])
     assert first_again.fence == 2
     assert first_again.sequence > RoundId(*last).sequence
-    epoch = second.events("epoch_installed")[-1]["epoch"]
+    epoch = second.expect_events("epoch_installed")[-1]["epoch"]
     for peer in peers:
         peer.expect("step", lambda fact: fact["epoch"] >= epoch)
     check_no_step_is_lost(peers)
@@ -161,7 +161,7 @@ def test_a_lost_store_stops_the_master_and_it_leads_again_when_the_store_is_back
         step_with(peer, 2, after=lost)
     etcd.start()
     master.expect_log("leading with fence 2")
-    epoch = master.events("epoch_installed")[-1]["epoch"]
+    epoch = master.expect_events("epoch_installed")[-1]["epoch"]
     for peer in peers:
         peer.expect("step", lambda fact: fact["epoch"] > epoch)
     check_no_step_is_lost(peers)

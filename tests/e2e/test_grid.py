@@ -84,7 +84,7 @@ def test_nothing_happens_while_a_shard_is_missing(cluster: ProgramCluster) -> No
     """Three peers of one shard wait, and none waits for ever: the first peer of the other shard starts the grid."""
     master = cluster.start_master()
     peers = [start(cluster, 0, 2) for _ in range(3)]
-    master.expect_registered(3)
+    master.expect_events("peer_registered", 3)
     missing = start(cluster, 1, 2)
     for peer in peers:
         assert step_in(peer)["groups"] == 2

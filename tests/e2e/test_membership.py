@@ -31,7 +31,7 @@ def test_eight_peers_are_admitted_by_one_vote(cluster: ProgramCluster) -> None:
     for peer in peers:
         peer.expect("together", size=2)
     peers += cluster.start_program(admit_on_request, 8)
-    master.expect_registered(10)
+    master.expect_events("peer_registered", 10)
     for peer in peers[:2]:
         peer.send()
     facts = [peer.expect("together", size=10) for peer in peers]
@@ -102,7 +102,7 @@ def test_a_peer_that_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None
         assert peer.expect("reduced")["contributors"] == 2
         peer.wait_success()
     master.expect_log("left: it sent Leave")
-    assert {event["how"] for event in master.events("peer_gone")} == {"left"}
+    assert {event["how"] for event in master.expect_events("peer_gone")} == {"left"}
 
 
 def test_a_peer_that_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: ProgramCluster) -> None:

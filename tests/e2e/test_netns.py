@@ -29,7 +29,7 @@ def start_hosts(
         started += cluster.start_program(
             train, inside=network.inside(number), address=address, world=count, floats=300_000
         )
-        master.expect_registered(number)
+        master.expect_events("peer_registered", number)
     peers = by_id(started)
     for peer in started:
         step_with(peer, count)
@@ -51,7 +51,7 @@ def test_the_ring_is_planned_around_a_cut_between_two_peers(
     for peer in peers:
         step_with(peer, 4, after=at + 1)
         around = step_with(peer, 4, after=at + 1)
-    [bad] = {tuple(sorted((event["source"], event["target"]))) for event in master.events("edge_bad")}
+    [bad] = {tuple(sorted((event["source"], event["target"]))) for event in master.expect_events("edge_bad")}
     assert bad == (1, 2)
     [ring] = [event["ring"] for event in master.events("epoch_recorded") if event["epoch"] == around["epoch"]]
     assert abs(ring.index(1) - ring.index(2)) == 2, ring
@@ -97,7 +97,7 @@ def test_a_peer_that_the_master_cannot_reach_is_evicted_in_time(
     at = network.cut(0, 3)
     for peer in peers[:2]:
         assert step_with(peer, 2, after=at)["at"] - at < EVICT_S + SLACK_S
-    [gone] = master.events("peer_gone")
+    [gone] = master.expect_events("peer_gone")
     assert gone["how"] == "evicted"
     assert gone["peer"] == 3
     learns_that_it_is_out(peers[2])

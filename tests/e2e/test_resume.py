@@ -99,7 +99,7 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
     peers = stage.start("a", "b", pauses=[11, 14])
     all_at(peers, 11)
     newcomer = stage.start("c", min_world=2, pauses=[14])
-    stage.master.expect_registered(3)
+    stage.master.expect_events("peer_registered", 3)
     for peer in peers:
         peer.send("go on")
     assert first_step(newcomer) == 13
@@ -113,7 +113,7 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
         peer.expect_log("revision 13 is lost with all peers that had it: the run goes on from revision 10 of peer ")
         peer.expect_log("3 steps are lost")
         assert peer.reports("end")[0]["revision"] == 20
-    [shown] = stage.master.events("state_rolled_back")
+    [shown] = stage.master.expect_events("state_rolled_back")
     assert (shown["rollback"]["revision"], shown["rollback"]["lost"]) == (10, 13)
     assert stage.revisions("c") == [20, 15]
 

@@ -93,14 +93,9 @@ def begin(cluster: ProgramCluster, count: int = 3, **options: Any) -> list[Clust
     return peers
 
 
-def gone(cluster: ProgramCluster) -> list[str]:
-    assert cluster.master is not None
-    return [fact["how"] for fact in cluster.master.events("peer_gone")]
-
-
 def expect_gone(cluster: ProgramCluster, *how: str) -> None:
-    until(lambda: len(gone(cluster)) >= len(how), f"{len(how)} peers are gone")
-    assert gone(cluster) == list(how)
+    assert cluster.master is not None
+    assert [fact["how"] for fact in cluster.master.expect_events("peer_gone", len(how))] == list(how)
 
 
 def revisions(directory: Path) -> list[int]:

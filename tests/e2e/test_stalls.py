@@ -24,7 +24,7 @@ def test_a_hung_loader_is_evicted_and_the_others_finish(cluster: ProgramCluster)
     assert evicted["message"].endswith("join again and sync state before the first op")
     hung.expect("joined again")
     hung.wait_success()
-    [stalled] = master.events("peers_stalled")
+    [stalled] = master.expect_events("peers_stalled")
     assert len(stalled["waiting"]) == 3
 
 
@@ -162,7 +162,7 @@ def test_a_step_loop_goes_on_without_a_peer_that_hangs_and_takes_it_back(cluster
     assert len({fact["weights"] for fact in finished}) == 1
     for peer in [*peers, hung]:
         peer.wait_success()
-    assert len(master.events("peers_stalled")) == 1
+    assert len(master.expect_events("peers_stalled")) == 1
 
 
 def steps_with_a_loader(me: ProgramContext) -> None:

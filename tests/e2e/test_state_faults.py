@@ -122,7 +122,7 @@ def with_a_liar(cluster: ProgramCluster, honest: int) -> tuple[list[ClusterProce
     master = cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * honest)
     liar = cluster.start_one(lie, state=large(1))
-    master.expect_registered(honest + 1)
+    master.expect_events("peer_registered", honest + 1)
     if honest:
         admit(peers)
     liar.expect("joined")

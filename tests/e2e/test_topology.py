@@ -53,7 +53,7 @@ def test_all_links_are_measured_and_ops_go_on(cluster: ProgramCluster) -> None:
         peer.send()
     facts = [peer.expect("reduced", contributors=3, right=True) for peer in peers]
     assert len({(tuple(fact["members"]), fact["epoch"]) for fact in facts}) == 1
-    [measured] = master.events("links_measured")
+    [measured] = master.expect_events("links_measured")
     assert (measured["pairs"], measured["failed"]) == (3, [])
     assert measured["rounds"] >= 3
     links = look(master.address).links
