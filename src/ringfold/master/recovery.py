@@ -141,7 +141,7 @@ class Recovery:
         self._is_waiting = False
         for peer, sent in sorted(self._returned.items()):
             if peer in self._run.peers and sent.ballot:
-                self._forward_result(self._run.peers[peer], sent)
+                self._forward_result(now, self._run.peers[peer], sent)
         self._continue_admission()
         if not self._returned and self._run.name == DEFAULT_RUN:
             self._give_up_states()
@@ -161,8 +161,8 @@ class Recovery:
             if len(with_state) > 1 or group.lineage is None or group.finished.roots == EMPTY_STATE:
                 group.finished = None
 
-    def _forward_result(self, peer: Peer, sent: Returned) -> None:
-        """Send a peer the result that it waits for, if a member knows it."""
+    def _forward_result(self, now: Ns, peer: Peer, sent: Returned) -> None:
+        """Send a peer the result that it waits for, if a member knows it, or that its sync finished without it."""
         group, ballot = self._run.groups[peer.group], sent.ballot
         last = group.finished
         if last is not None and group.finished_ballots.get(peer.id) == ballot:
@@ -175,6 +175,11 @@ class Recovery:
         if known is not None:
             self._run.send(peer, structs.replace(known, ballot=ballot))
             peer.mark_answered(ballot)
+        elif (voters := sent.last_sync) is not None and voters.sync <= group.finished_sync:
+            # The others have the result, and have gone on: the old master had evicted this peer from the sync, and
+            # was lost before a record said so.
+            if sent.redoes or voters.ballots.get(peer.id) == ballot:
+                self._epochs.evict(now, peer, "its sync finished without it before the master changed")
 
     def _known_result(self, peer: PeerId, ballot: int) -> CallDone | CallFailed | None:
         for answer in (answer for sent in self._returned.values() for answer in sent.answers):

@@ -280,6 +280,18 @@ def test_a_peer_that_was_out_of_a_finished_sync_gets_the_reason() -> None:
     assert failed in sent(harness.back(12, 2, ballot=9), 12)
 
 
+@pytest.mark.parametrize("redoes", [False, True])
+def test_a_peer_whose_sync_finished_without_it_is_evicted(redoes: bool) -> None:
+    """The old master had evicted it, and was lost before it could record an epoch: the others do not sync again."""
+    harness = with_finished(FinishedEntry(4, 7, {1: 5}, b"roots"))
+    harness.back(11, 1)
+    voters = m.SyncVoters(3 if redoes else 4, {1: 5, 2: 8 if redoes else 9})
+    replies = sent(harness.back(12, 2, ballot=9, last_sync=voters, redoes=redoes), 12)
+    [evicted] = [each for each in replies if isinstance(each, m.Evicted)]
+    assert "its sync finished without it" in evicted.reason
+    assert not evicted.for_call, "its program made no mistake"
+
+
 def test_a_sync_in_progress_does_not_wait_for_peers_that_were_out_of_it() -> None:
     harness = taken_over()
     voters = m.SyncVoters(4, {1: 5, 2: 9})

@@ -83,6 +83,19 @@ def test_the_last_lane_of_a_channel_ends_the_link() -> None:
     assert [(link.outgoing, link.peer) for link in update.lost] == [(True, 2)]
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_late_report_about_a_direct_lane_leaves_the_ring_alone(direct: bool) -> None:
+    """Peer 2 had a direct lane in the epoch before, and is the next peer in this one."""
+    lanes = Lanes(PeerTimings())
+    lanes.me = 1
+    lanes.begin(0, record())
+    connected(lanes, [0])
+    lanes.installed(10**12)
+    update = lanes.link_lost(10**12, (True, 2), (), "reset", direct=direct)
+    assert [(link.outgoing, link.peer) for link in update.lost] == ([] if direct else [(True, 2)])
+    assert ((True, 2, 0) in lanes._connected) == direct
+
+
 def test_another_number_of_channels_connects_every_lane_again() -> None:
     """Two lanes of one channel and one lane of each of two have the same numbers, and other places."""
     lanes = Lanes(PeerTimings())
