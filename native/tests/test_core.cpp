@@ -294,15 +294,20 @@ TEST(dones_go_straight_to_all_members_or_around_the_ring) {
   }
 }
 
+std::vector<std::vector<float>> random_buffers(std::mt19937& rng, std::uint32_t ranks, std::size_t count) {
+  std::uniform_real_distribution<float> any(-1e3f, 1e3f);
+  std::vector<std::vector<float>> given(ranks, std::vector<float>(count));
+  for (auto& values : given) std::generate(values.begin(), values.end(), [&] { return any(rng); });
+  return given;
+}
+
 // The first op of a tag tells all ranks that all have lanes to all; the others go through the mesh, with the same bits
 // for any number of channels, also where some ranks call late or contribute nothing.
 TEST(short_ops_go_through_a_mesh_once_all_ranks_know_that_it_is_there) {
   std::mt19937 rng(6);
-  std::uniform_real_distribution<float> any(-1e3f, 1e3f);
   for (const std::uint32_t ranks : {4u, 5u, 8u}) {
     for (const std::size_t count : {20ul, 1000ul, 5003ul, 30'000ul}) {
-      std::vector<std::vector<float>> given(ranks, std::vector<float>(count));
-      for (auto& values : given) std::generate(values.begin(), values.end(), [&] { return any(rng); });
+      const auto given = random_buffers(rng, ranks, count);
       std::vector<float> first;
       for (const std::uint32_t channels : {1u, 2u, 4u}) {
         Ring ring(ranks, 1, 0, 2048, channels + ranks, false, channels);
@@ -374,12 +379,10 @@ TEST(ops_are_reduced_host_by_host_with_the_same_bits_everywhere) {
     std::uint32_t hosts, members;
   };
   std::mt19937 rng(5);
-  std::uniform_real_distribution<float> any(-1e3f, 1e3f);
   for (const Case& each : {Case{2, 2}, Case{2, 3}, Case{3, 2}, Case{2, 4}, Case{3, 3}, Case{4, 2}}) {
     const std::uint32_t ranks = each.hosts * each.members;
     for (const std::size_t count : {20ul, 1000ul, 5003ul, 20'000ul}) {
-      std::vector<std::vector<float>> given(ranks, std::vector<float>(count));
-      for (auto& values : given) std::generate(values.begin(), values.end(), [&] { return any(rng); });
+      const auto given = random_buffers(rng, ranks, count);
       std::vector<float> first;
       for (const std::uint32_t channels : {1u, 2u, 4u}) {
         Ring ring(ranks, 1, 0, 2048, channels + ranks, false, channels);

@@ -9,6 +9,7 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -68,13 +69,20 @@ void read_all(ShmPipe& pipe, Found& found) {
   pipe.consume(bytes.size());
 }
 
-Found outlive_a_writer(std::mt19937& rng) {
+// A pipe, and a process that writes into it.
+std::unique_ptr<ShmPipe> start_writer(pid_t& writer) {
   int fd = -1;
-  const auto pipe = ShmPipe::create(fd);
+  auto pipe = ShmPipe::create(fd);
   CHECK(pipe != nullptr);
-  const pid_t writer = ::fork();
+  writer = ::fork();
   if (writer == 0) write_until_killed(fd);
   ::close(fd);
+  return pipe;
+}
+
+Found outlive_a_writer(std::mt19937& rng) {
+  pid_t writer = 0;
+  const auto pipe = start_writer(writer);
   Found found;
   const Ns patience = monotonic_now() + 20 * second;
   while (found.frames == 0 && monotonic_now() < patience) read_all(*pipe, found);  // it has begun
@@ -108,12 +116,8 @@ TEST(a_writer_that_moves_its_position_first_is_found_by_what_it_leaves) {
   std::mt19937 rng(3);
   bool is_found = false;
   for (int i = 0; i < 1'000 && !is_found; ++i) {
-    int fd = -1;
-    const auto pipe = ShmPipe::create(fd);
-    CHECK(pipe != nullptr);
-    const pid_t writer = ::fork();
-    if (writer == 0) write_until_killed(fd);
-    ::close(fd);
+    pid_t writer = 0;
+    const auto pipe = start_writer(writer);
     const Ns until = monotonic_now() + 20 * second;
     while (pipe->readable().empty() && monotonic_now() < until) {
     }

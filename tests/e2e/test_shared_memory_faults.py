@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from programs import ClusterProcess, ProgramCluster, ProgramContext, until
-from training_program import step_with
+from training_program import step_with, work_and_rejoin
 
 Floats = npt.NDArray[np.float32]
 
@@ -45,20 +45,8 @@ def total(peers: Sequence[int], step: int, count: int) -> Floats:
 
 def reduce_until_stopped(me: ProgramContext) -> None:
     """Reduce, kind after kind; check every element. After an eviction, join again."""
-    from ringfold import Evicted
-
     os.environ["RINGFOLD_THREADS"] = str(me.options["threads"])
-    world = me.options["world"]
-    while True:
-        with me.join() as run:
-            while run.group_size < world:
-                run.update_topology(min_world=world)
-            try:
-                _loop(me, run)
-                return
-            except Evicted as error:
-                me.report("evicted", message=str(error))
-                world = 1
+    work_and_rejoin(me, _loop)
 
 
 def _loop(me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold is imported by programs only

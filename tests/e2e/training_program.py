@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,11 @@ def train(me: ProgramContext) -> None:
     this process sends itself in the middle of its first op as soon as the test sends "strike". `quantize`: as in an op.
     `clock`: each step reports what the global clock shows, 0 before it is there.
     """
+    work_and_rejoin(me, _loop)
+
+
+def work_and_rejoin(me: ProgramContext, loop: Callable[[ProgramContext, Any], None]) -> None:
+    """Join, wait for `world` members, and run the loop; after an eviction, again, and without waiting."""
     from ringfold import Evicted
 
     world = me.options.get("world", 1)
@@ -34,7 +39,7 @@ def train(me: ProgramContext) -> None:
                 run.update_topology(min_world=world)
             me.report("joined", peer=run.peer_id, members=run.members, epoch=run.epoch)
             try:
-                _loop(me, run)
+                loop(me, run)
                 return
             except Evicted as error:
                 me.report("evicted", message=str(error))
