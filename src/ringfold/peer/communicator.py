@@ -77,6 +77,7 @@ class Communicator:
         self._shown = session
         """The session whose peers are shown: while this peer joins again, the one before."""
         self._has_left = False
+        self._step: Step | None = None
         self._hold(session)
         self._begin_session()
 
@@ -541,6 +542,14 @@ class Communicator:
             rejoin=rejoin,
         )
         return steps(self, self._ops, state, settings)
+
+    @property
+    def step(self) -> Step | None:
+        """The step that the program is in: the one that `steps` yielded last, until it is asked for the next."""
+        return self._step
+
+    def _set_step(self, step: Step | None) -> None:
+        self._step = step
 
     # Membership
 

@@ -165,6 +165,7 @@ class Run(Protocol):
     def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> ReduceInfo: ...
     def rejoin(self) -> None: ...
     def leave(self) -> None: ...
+    def _set_step(self, step: "Step | None") -> None: ...
 
 
 def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings) -> Iterator["Step"]:
@@ -377,6 +378,7 @@ class Loop:
                 raise
             self._stop()
         finally:
+            self._run._set_step(None)
             self._ops.set_step(None)
             self._outstanding.abandon()
             self._end_counting(is_over=False)
@@ -401,7 +403,9 @@ class Loop:
             self._sigterm.is_inside = False
             self._check_sigterm()
             self._outstanding.contributes = True
+            self._run._set_step(step)
             yield step
+            self._run._set_step(None)
             self._wait_for_rest(step)
             self._sigterm.is_inside, self._is_cut_off = True, self._sigterm.is_overdue
             number = step.number

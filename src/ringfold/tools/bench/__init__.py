@@ -13,6 +13,7 @@ import typer
 from ringfold.tools.bench import (
     allreduce,
     clock,
+    ddp,
     hints,
     iteration,
     join,
@@ -46,4 +47,5 @@ app.command("clock")(clock.command)
 app.command("rounds")(rounds.command)
 app.command("iteration")(iteration.command)
 app.command("hints")(hints.command)
+app.command("ddp")(ddp.command)
 app.command("wan")(wan.command)

@@ -1,0 +1,1 @@
+"""PyTorch: what a program with a model, an optimizer and a loader needs."""

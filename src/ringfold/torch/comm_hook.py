@@ -1,0 +1,57 @@
+"""A communication hook for `torch.nn.parallel.DistributedDataParallel`: its buckets are averaged over the peers of a run.
+
+DDP itself then has a process group of one rank, which knows of no other process, so none can break it:
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = DistributedDataParallel(net)
+    model.register_comm_hook(rf.torch.HookState(run), rf.torch.comm_hook)
+
+DDP keeps its own features (bucket views, `no_sync`, its splits of compiled graphs). All buckets of a pass are in flight
+while the pass goes on. The hook of the last one waits for all: a step's ops are waited for by the thread that runs the
+loop, and after the last bucket there is nothing left to compute.
+"""
+
+import torch
+import torch.distributed as dist
+
+from ringfold.errors import UsageError
+from ringfold.peer.communicator import Communicator
+from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.step_ops import StepHandle
+
+FIRST_TAG = 1 << 61
+
+
+class HookState:
+    """The run that the buckets are averaged over, and the buckets of a pass. `quantize` is that of `all_reduce`."""
+
+    def __init__(self, run: Communicator, *, quantize: str | None = None) -> None:
+        self.run = run
+        self.quantize = quantize
+        self.reductions: tuple[ReduceInfo, ...] = ()
+        """What became of each bucket in the last pass."""
+        self._begun: list[tuple[StepHandle, torch.futures.Future[torch.Tensor], torch.Tensor]] = []
+
+    def begin(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        step = self.run.step
+        if step is None:
+            raise UsageError("gradients can be averaged only inside a step of `for step in run.steps(...)`")
+        if bucket.index() == 0:
+            self._begun.clear()
+        tensor, future = bucket.buffer(), torch.futures.Future[torch.Tensor]()
+        handle = step.all_reduce_async(tensor, op="avg", tag=FIRST_TAG + bucket.index(), quantize=self.quantize)
+        self._begun.append((handle, future, tensor))
+        if bucket.is_last():
+            self._wait()
+        return future
+
+    def _wait(self) -> None:
+        begun, self._begun = self._begun, []
+        self.reductions = tuple(handle.wait() for handle, _, _ in begun)
+        for _, future, tensor in begun:
+            future.set_result(tensor)
+
+
+def comm_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the peers: `ddp.register_comm_hook(HookState(run), comm_hook)`."""
+    return state.begin(bucket)

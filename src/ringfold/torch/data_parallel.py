@@ -1,0 +1,289 @@
+"""Data parallel training: gradients are averaged over the peers while the backward pass goes on.
+
+Gradients travel in *buckets*: flat tensors, each with the gradients of some parameters of one dtype and device. When
+the last gradient of a bucket is there, its all-reduce begins; the pass goes on meanwhile. At the end of the pass the
+program has the averages of all buckets in `p.grad`, which are views of the buckets: nothing is copied back.
+
+    backward:   hook, hook, hook | hook, hook ...      | last hook | wait
+    buckets:                     0 in flight ----------->
+                                                       1 in flight ----->
+
+Every bucket has a tag of its own, so peers need not begin their buckets in the same order: control flow may differ.
+Which parameters share a bucket must be the same on all peers. At first the order of the parameters decides it, reversed:
+so most models finish their gradients. If the wrapper is part of the shared state (`shared_state(model, ...)`), the peers
+agree in their first pass on the order in which gradients really became ready: that of rank 0. It is a tensor of the
+shared state, so newcomers have it, too.
+
+A bucket also has a *used* flag for each of its parameters, averaged with the rest. A parameter that no peer has used
+ends with `grad` None, as it would in one process, so that no optimizer touches it.
+
+When a peer dies in the middle of a pass, the buckets that were committed have its share, and the others do not: each is
+the average of its own contributors, the same on all survivors.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from ringfold.errors import UsageError
+from ringfold.peer.communicator import Communicator
+from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.step_ops import StepHandle
+from ringfold.peer.steps import Step
+
+FIRST_TAG = 1 << 62
+"""The tag of bucket 0, far from the tags that programs use."""
+ORDER_TAG = FIRST_TAG - 1
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is small, so that the first op begins early."""
+BUCKET_BYTES = 16 << 20
+_ALIGNMENT = 16
+"""In elements: kernels work on aligned vectors."""
+
+
+class Bucket:
+    """A flat tensor, the parameters whose gradients it has, and the op that it is in."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], index: int, *, with_flags: bool) -> None:
+        self.index, self.parameters = index, list(parameters)
+        self.offsets: list[int] = []
+        end = 0
+        for parameter in self.parameters:
+            self.offsets.append(end)
+            end += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+        first = self.parameters[0]
+        flags = len(self.parameters) if with_flags else 0
+        self.flat = torch.zeros(end + flags, dtype=first.dtype, device=first.device)
+        self.used = self.flat[end:]
+        self.views = [
+            self.flat[offset : offset + parameter.numel()].view_as(parameter)
+            for parameter, offset in zip(self.parameters, self.offsets, strict=True)
+        ]
+        self.ready: set[int] = set()
+        self.handle: StepHandle | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self.ready) == len(self.parameters)
+
+    @torch.no_grad()
+    def take(self, place: int) -> None:
+        """Move the gradient of a parameter into the bucket, unless it is there; zeros if there is none."""
+        parameter, view = self.parameters[place], self.views[place]
+        grad = parameter.grad
+        if grad is None:
+            view.zero_()
+        elif grad.data_ptr() != view.data_ptr() or grad.stride() != view.stride():
+            view.copy_(grad.to_dense() if grad.is_sparse else grad)
+        if self.used.numel():
+            self.used[place] = float(grad is not None)
+        parameter.grad = view
+
+    def drop_unused(self) -> None:
+        """After the op: a parameter that nobody has used has no gradient."""
+        if not self.used.numel() or bool(self.used.all()):
+            return
+        for place in (self.used == 0).nonzero().flatten().tolist():
+            self.parameters[place].grad = None
+
+
+class DataParallel(nn.Module):
+    """Averages the gradients of `module` over the peers of `run`, during `backward()`:
+
+        model = rf.torch.DataParallel(net, run)
+        for step in run.steps(state, until=1000):
+            loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    The averages are in `p.grad` when `backward()` returns, and are the same bits on all peers: clip, unscale and step
+    afterwards, as in one process. `backward()` must be called inside a step of `run.steps`, the same number of times on
+    all peers. A peer that has no batch for a step calls `skip()` instead.
+
+    `bucket_bytes` is how much travels in one op. `quantize` is that of `all_reduce` ("minmax8" and others); parameters
+    that no peer has used then get zeros instead of None.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        run: Communicator,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        quantize: str | None = None,
+    ) -> None:
+        super().__init__()
+        if bucket_bytes < 1:
+            raise UsageError(f"bucket_bytes must be at least 1, not {bucket_bytes}")
+        self.module = module
+        self._run = run
+        self._bucket_bytes = bucket_bytes
+        self._quantize = quantize
+        self._trained = trained_parameters(module)
+        self.order = torch.full((len(self._trained),), -1)
+        """The order of the trained parameters in the buckets; -1 until it is agreed."""
+        self.is_order_shared = False
+        """Whether `order` is part of the shared state."""
+        self._is_syncing = True
+        self._ready_order: list[int] | None = None
+        """Parameters in the order of their hooks; None outside a pass."""
+        self._infos: tuple[ReduceInfo, ...] = ()
+        self._build()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
+            for number, (_, parameter) in enumerate(self._trained)
+        ]
+
+    def _build(self) -> None:
+        self._built_for = self.order.clone()
+        order = self.order.tolist() if self._is_order_agreed else reversed(range(len(self._trained)))
+        in_order = [self._trained[number] for number in order]
+        self._buckets = make_buckets(in_order, self._bucket_bytes, with_flags=self._quantize is None)
+        places = [(bucket, place) for bucket in self._buckets for place in range(len(bucket.parameters))]
+        found = {id(bucket.parameters[place]): (bucket, place) for bucket, place in places}
+        self._places = [found[id(parameter)] for _, parameter in self._trained]
+
+    @property
+    def _is_order_agreed(self) -> bool:
+        return int(self.order[0]) >= 0
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # those of the module
+        return self.module(*arguments, **named)
+
+    def unwrap(self) -> nn.Module:
+        """The module without the hooks of this wrapper: to wrap it again, for another run."""
+        for hook in self._hooks:
+            hook.remove()
+        return self.module
+
+    @property
+    def reductions(self) -> tuple[ReduceInfo, ...]:
+        """What became of each bucket in the last pass: its contributors, its epoch, its bytes."""
+        return self._infos
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, `backward()` only adds to the gradients of this peer; the next one outside reduces their sum."""
+        before, self._is_syncing = self._is_syncing, False
+        try:
+            yield
+        finally:
+            self._is_syncing = before
+
+    def skip(self) -> None:
+        """This peer has no gradients for this step: it gets the others' averages, and contributes nothing.
+
+        Also after a pass that has failed half way.
+        """
+        step = self._step()
+        if self._ready_order is None:
+            self._begin_pass()
+        for bucket in self._buckets:
+            if bucket.handle is None:
+                for place, parameter in enumerate(bucket.parameters):
+                    parameter.grad = None
+                    bucket.take(place)
+                self._begin(bucket, step, contribute=False)
+        self._wait(step)
+
+    def _ready(self, number: int, parameter: nn.Parameter) -> None:
+        """The hook of a parameter: its gradient of this pass is there."""
+        if not self._is_syncing:
+            return
+        step = self._step()
+        if self._ready_order is None:
+            self._begin_pass()
+            Variable._execution_engine.queue_callback(self._end)
+        assert self._ready_order is not None
+        bucket, place = self._places[number]
+        if bucket.handle is not None:
+            raise UsageError(
+                f"the gradient of {self._trained[number][0]!r} changed after it was sent: with activation "
+                f"checkpointing, use checkpoint(..., use_reentrant=False)"
+            )
+        bucket.take(place)
+        bucket.ready.add(place)
+        self._ready_order.append(number)
+        if bucket.is_ready:
+            self._begin(bucket, step)
+
+    def _step(self) -> Step:
+        step = self._run.step
+        if step is None:
+            raise UsageError(
+                "gradients can be averaged only inside a step: call backward() in the body of `for step in run.steps("
+                "...)`, or under no_sync()"
+            )
+        return step
+
+    def _begin_pass(self) -> None:
+        self._ready_order = []
+        if not torch.equal(self.order, self._built_for):
+            self._build()
+
+    def _begin(self, bucket: Bucket, step: Step, *, contribute: bool = True) -> None:
+        bucket.handle = step.all_reduce_async(
+            bucket.flat, op="avg", tag=FIRST_TAG + bucket.index, quantize=self._quantize, contribute=contribute
+        )
+
+    def _end(self) -> None:
+        """The pass is over. Buckets with parameters that were not used begin now."""
+        step = self._step()
+        for bucket in self._buckets:
+            if bucket.handle is None:
+                for place in range(len(bucket.parameters)):
+                    if place not in bucket.ready:
+                        bucket.take(place)
+                self._begin(bucket, step)
+        self._wait(step)
+
+    def _wait(self, step: Step) -> None:
+        ready, self._ready_order = self._ready_order, None
+        try:
+            infos = []
+            for bucket in self._buckets:
+                assert bucket.handle is not None
+                infos.append(bucket.handle.wait())
+                bucket.drop_unused()
+            self._infos = tuple(infos)
+            if self.is_order_shared and not self._is_order_agreed:
+                self._agree_on_order(step, ready or [])
+        finally:
+            for bucket in self._buckets:
+                bucket.ready.clear()
+                bucket.handle = None
+
+    def _agree_on_order(self, step: Step, ready: list[int]) -> None:
+        rest = [number for number in reversed(range(len(self._trained))) if number not in set(ready)]
+        proposed = torch.tensor([*ready, *rest])
+        step.broadcast(proposed, root=0, tag=ORDER_TAG)
+        self.order.copy_(proposed)
+
+
+def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    trained = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+    if not trained:
+        raise UsageError("the module has no parameters that require gradients")
+    if strange := [name for name, each in trained if not each.dtype.is_floating_point]:
+        raise UsageError(f"{strange[0]!r} is not of a floating-point dtype, so its gradients cannot be averaged")
+    return trained
+
+
+def make_buckets(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, *, with_flags: bool) -> list[Bucket]:
+    """Buckets of these parameters, in this order: the same on all peers."""
+    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    full: list[list[nn.Parameter]] = []
+    for _, parameter in parameters:
+        kind = (parameter.dtype, parameter.device)
+        members = filling.setdefault(kind, [])
+        members.append(parameter)
+        limit = bucket_bytes if full else min(FIRST_BUCKET_BYTES, bucket_bytes)
+        if sum(each.numel() * each.element_size() for each in members) >= limit:
+            full.append(filling.pop(kind))
+    full += filling.values()
+    return [Bucket(members, index, with_flags=with_flags) for index, members in enumerate(full)]
