@@ -17,6 +17,9 @@ shared state, so newcomers have it, too.
 A bucket also has a *used* flag for each of its parameters, averaged with the rest. A parameter that no peer has used
 ends with `grad` None, as it would in one process, so that no optimizer touches it.
 
+Reentrant activation checkpointing makes several passes of one `backward()`, each with all buckets. The sums are right,
+and it is slow: use `checkpoint(..., use_reentrant=False)`.
+
 When a peer dies in the middle of a pass, the buckets that were committed have its share, and the others do not: each is
 the average of its own contributors, the same on all survivors.
 """
@@ -42,6 +45,7 @@ ORDER_TAG = FIRST_TAG - 1
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the first op begins early."""
 BUCKET_BYTES = 16 << 20
+NO_TASK = -1
 _ALIGNMENT = 16
 """In elements: kernels work on aligned vectors."""
 
@@ -130,8 +134,10 @@ class DataParallel(nn.Module):
         self.is_order_shared = False
         """Whether `order` is part of the shared state."""
         self._is_syncing = True
-        self._ready_order: list[int] | None = None
-        """Parameters in the order of their hooks; None outside a pass."""
+        self._task = NO_TASK
+        """Autograd's number of the pass that goes on."""
+        self._ready_order: list[int] = []
+        """Parameters in the order of their hooks."""
         self._infos: tuple[ReduceInfo, ...] = ()
         self._build()
         self._hooks = [
@@ -178,11 +184,11 @@ class DataParallel(nn.Module):
     def skip(self) -> None:
         """This peer has no gradients for this step: it gets the others' averages, and contributes nothing.
 
-        Also after a pass that has failed half way.
+        Also after a `backward()` that has failed half way.
         """
         step = self._step()
-        if self._ready_order is None:
-            self._begin_pass()
+        if not any(bucket.handle is not None for bucket in self._buckets):
+            self._begin_pass(NO_TASK)
         for bucket in self._buckets:
             if bucket.handle is None:
                 for place, parameter in enumerate(bucket.parameters):
@@ -196,16 +202,11 @@ class DataParallel(nn.Module):
         if not self._is_syncing:
             return
         step = self._step()
-        if self._ready_order is None:
-            self._begin_pass()
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._begin_pass(task)
             Variable._execution_engine.queue_callback(self._end)
-        assert self._ready_order is not None
         bucket, place = self._places[number]
-        if bucket.handle is not None:
-            raise UsageError(
-                f"the gradient of {self._trained[number][0]!r} changed after it was sent: with activation "
-                f"checkpointing, use checkpoint(..., use_reentrant=False)"
-            )
         bucket.take(place)
         bucket.ready.add(place)
         self._ready_order.append(number)
@@ -221,8 +222,14 @@ class DataParallel(nn.Module):
             )
         return step
 
-    def _begin_pass(self) -> None:
-        self._ready_order = []
+    def _begin_pass(self, task: int) -> None:
+        if any(bucket.handle is not None for bucket in self._buckets):
+            raise UsageError(
+                "the last backward() of this step failed when some of its gradients were sent already: call skip() "
+                "instead of the next one, so that the other peers get the rest"
+            )
+        self._task = task
+        self._end_pass()
         if not torch.equal(self.order, self._built_for):
             self._build()
 
@@ -243,7 +250,6 @@ class DataParallel(nn.Module):
         self._wait(step)
 
     def _wait(self, step: Step) -> None:
-        ready, self._ready_order = self._ready_order, None
         try:
             infos = []
             for bucket in self._buckets:
@@ -252,11 +258,16 @@ class DataParallel(nn.Module):
                 bucket.drop_unused()
             self._infos = tuple(infos)
             if self.is_order_shared and not self._is_order_agreed:
-                self._agree_on_order(step, ready or [])
+                self._agree_on_order(step, self._ready_order)
         finally:
-            for bucket in self._buckets:
-                bucket.ready.clear()
-                bucket.handle = None
+            self._task = NO_TASK
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        self._ready_order = []
+        for bucket in self._buckets:
+            bucket.ready.clear()
+            bucket.handle = None
 
     def _agree_on_order(self, step: Step, ready: list[int]) -> None:
         rest = [number for number in reversed(range(len(self._trained))) if number not in set(ready)]

@@ -25,6 +25,7 @@ from ringfold.tools.bench import (
     rounds,
     state,
     topology,
+    torchft,
     wan,
 )
 
@@ -48,4 +49,5 @@ app.command("rounds")(rounds.command)
 app.command("iteration")(iteration.command)
 app.command("hints")(hints.command)
 app.command("ddp")(ddp.command)
+app.command("torchft")(torchft.command)
 app.command("wan")(wan.command)

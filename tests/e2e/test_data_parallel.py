@@ -1,0 +1,341 @@
+"""`rf.torch.DataParallel` and the hook for DDP: alone in this process, and with peers that are killed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from programs import ProgramCluster, ProgramContext
+
+torch = pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
+
+import ringfold as rf  # noqa: E402
+from ringfold.torch.comm_hook import HookState, comm_hook  # noqa: E402
+from ringfold.torch.data_parallel import DataParallel, make_buckets, trained_parameters  # noqa: E402
+
+nn = torch.nn
+
+# Alone: a group of one has its own gradients
+
+
+@pytest.fixture
+def run() -> Iterator[rf.Communicator]:
+    with rf.join("127.0.0.1:0", host_master=True) as run:
+        yield run
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    """Two branches; `forward(x, "left")` uses one of them. One layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.left = nn.Linear(6, 5)
+        self.right = nn.Linear(6, 5)
+
+    def forward(self, x: Any, *branches: str) -> Any:  # noqa: ANN401 - tensors
+        x = self.frozen(x).relu()
+        return sum(getattr(self, each)(x).square().mean() for each in branches or ("left", "right"))
+
+
+def batch() -> Any:  # noqa: ANN401 - a tensor
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+
+def expected(net: Any, factor: float = 1.0) -> dict[str, Any]:  # noqa: ANN401 - a module
+    loss = net(batch()) * factor
+    named = [(name, each) for name, each in net.named_parameters() if each.requires_grad]
+    grads = torch.autograd.grad(loss, [each for _, each in named])
+    return {name: grad for (name, _), grad in zip(named, grads, strict=True)}
+
+
+def check_grads(net: Any, wanted: dict[str, Any]) -> None:  # noqa: ANN401 - a module
+    for name, parameter in net.named_parameters():
+        grad = parameter.grad
+        assert torch.equal(grad, wanted[name]) if name in wanted else grad is None, name
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 150, 1 << 20])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_backward_leaves_the_gradients_as_views_of_buckets(
+    run: rf.Communicator, bucket_bytes: int, set_to_none: bool
+) -> None:
+    net = Net()
+    model = DataParallel(net, run, bucket_bytes=bucket_bytes)
+    wanted = expected(net)
+    for _ in run.steps(until=3):
+        model(batch()).backward()
+        check_grads(net, wanted)
+        flats = [bucket.flat.untyped_storage().data_ptr() for bucket in model._buckets]
+        assert all(each.grad.untyped_storage().data_ptr() in flats for each in net.parameters() if each.requires_grad)
+        assert len(model.reductions) == len(flats) == {1: 4, 150: 2, 1 << 20: 1}[bucket_bytes]
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.grad = None if set_to_none else parameter.grad.zero_()
+
+
+def test_no_sync_accumulates_and_the_next_pass_reduces_the_sum(run: rf.Communicator) -> None:
+    net = Net()
+    model = DataParallel(net, run)
+    for _ in run.steps(until=1):
+        with model.no_sync():
+            model(batch()).backward()
+            assert model.reductions == ()
+        model(batch()).backward()
+        check_grads(net, expected(net, 2.0))
+        assert len(model.reductions) == 1
+
+
+def test_a_parameter_that_nobody_used_has_no_gradient(run: rf.Communicator) -> None:
+    net = Net()
+    model = DataParallel(net, run)
+    for _ in run.steps(until=2):
+        model(batch(), "left").backward()
+        assert net.left.weight.grad is not None
+        assert net.right.weight.grad is None
+        for parameter in net.parameters():
+            parameter.grad = None
+
+
+def test_a_peer_without_a_batch_skips(run: rf.Communicator) -> None:
+    net = Net()
+    model = DataParallel(net, run)
+    for _ in run.steps(until=1):
+        model.skip()
+        assert [info.contributors for info in model.reductions] == [()]
+        assert net.left.weight.grad is None, "nobody has used it"
+
+
+def test_backward_outside_a_step_is_an_error_that_says_where_it_belongs(run: rf.Communicator) -> None:
+    model = DataParallel(Net(), run)
+    with pytest.raises(rf.UsageError, match=r"for step in run.steps"):
+        model(batch()).backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(run: rf.Communicator, reentrant: bool) -> None:
+    """A layer that is used twice, recomputed: with reentrant checkpointing its gradient comes in two passes."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(5)
+    layer = nn.Linear(6, 6)
+    model = DataParallel(layer, run)
+    x = batch().requires_grad_()
+
+    def loss(of: Any) -> Any:  # noqa: ANN401 - a module and a tensor
+        twice = checkpoint(of, checkpoint(of, x, use_reentrant=reentrant), use_reentrant=reentrant)
+        return twice.square().sum()
+
+    wanted = torch.autograd.grad(layer(layer(x)).square().sum(), list(layer.parameters()))
+    for _ in run.steps(until=2):
+        loss(model).backward()
+        assert all(torch.allclose(each.grad, grad) for each, grad in zip(layer.parameters(), wanted, strict=True))
+        layer.zero_grad()
+
+
+def test_a_backward_that_failed_half_way_is_ended_by_skip(run: rf.Communicator) -> None:
+    class Fails(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:  # noqa: ANN401 - tensors
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:  # noqa: ANN401 - tensors
+            raise ValueError("out of memory, say")
+
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model = DataParallel(net, run, bucket_bytes=1)
+
+    def fail() -> None:
+        with pytest.raises(ValueError, match="say"):
+            net[1](Fails.apply(net[0](batch()))).sum().backward()
+
+    for _ in run.steps(until=2):
+        fail()
+        with pytest.raises(rf.UsageError, match=r"call skip\(\)"):
+            model(batch()).sum().backward()
+        model.skip()
+        assert [len(info.contributors) for info in model.reductions] == [1, 1, 0, 0]
+        net.zero_grad()
+
+
+def test_a_compiled_model_and_clipping_and_autocast(run: rf.Communicator) -> None:
+    net = Net()
+    model = DataParallel(torch.compile(net, backend="aot_eager"), run)
+    for _ in run.steps(until=2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch())
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        assert norm > 1e-3
+        clipped = torch.linalg.vector_norm(torch.stack([g.grad.norm() for g in net.parameters() if g.grad is not None]))
+        assert clipped <= 1.001e-3
+        model.zero_grad()
+
+
+def test_buckets_hold_one_dtype_each() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4))
+    buckets = make_buckets(trained_parameters(net)[::-1], 1 << 20, with_flags=True)
+    assert [bucket.flat.dtype for bucket in buckets] == [torch.float32, torch.bfloat16]
+    assert [len(bucket.parameters) for bucket in buckets] == [4, 2]
+
+
+def test_a_model_without_trained_parameters_is_refused(run: rf.Communicator) -> None:
+    with pytest.raises(rf.UsageError, match="no parameters that require gradients"):
+        DataParallel(nn.Linear(2, 2).requires_grad_(False), run)
+
+
+def test_unwrap_removes_the_hooks(run: rf.Communicator) -> None:
+    net = Net()
+    assert DataParallel(net, run).unwrap() is net
+    net(batch()).backward()
+    assert net.left.weight.grad is not None
+
+
+def test_the_hook_for_ddp_averages_its_buckets(run: rf.Communicator) -> None:
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = Net()
+        model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-5)
+        state = HookState(run)
+        model.register_comm_hook(state, comm_hook)
+        wanted = expected(net)
+        for _ in run.steps(until=3):
+            model(batch()).backward()
+            check_grads(net, wanted)
+            assert all(info.contributors == (run.peer_id,) for info in state.reductions)
+            assert state.reductions
+            net.zero_grad()
+    finally:
+        distributed.destroy_process_group()
+
+
+# With peers
+
+GRID = 2.0**-14
+"""Gradients are whole multiples of it, so that their sums are exact, in whatever order a ring adds them."""
+
+
+class Backwards(nn.Module):  # type: ignore[misc]
+    """Its layers are registered in another order than they are used in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first, self.middle = nn.Linear(64, 8), nn.Linear(24, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+        return self.last(self.middle(self.first(x).tanh()).tanh())
+
+
+def network() -> Any:  # noqa: ANN401 - a module
+    torch.manual_seed(7)
+    net = Backwards()
+    for parameter in net.parameters():
+        parameter.register_hook(lambda grad: (grad / GRID).round() * GRID)
+    return net
+
+
+def loss_of(net: Any, peer: int, step: int) -> Any:  # noqa: ANN401 - a module, and a tensor
+    x = torch.randn(16, 24, generator=torch.Generator().manual_seed(1_000 * peer + step))
+    return (net(x) - x[:, :8]).square().mean()
+
+
+def train(me: ProgramContext) -> None:
+    torch.set_num_threads(1)
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.125, momentum=0.5)
+    momentum = {name: torch.zeros_like(each) for name, each in net.named_parameters()}
+    for name, each in net.named_parameters():
+        optimizer.state[each]["momentum_buffer"] = momentum[name]
+    arrays = {name: each.data for name, each in net.named_parameters()}
+    with me.join() as run:
+        while run.group_size < me.options.get("world", 1):
+            run.update_topology(min_world=me.options["world"])
+        model = DataParallel(net, run, bucket_bytes=4_096)
+        model.is_order_shared = me.options.get("is_order_shared", False)
+        state = rf.SharedState({**arrays, **{f"m.{key}": each for key, each in momentum.items()}, "order": model.order})
+        for step in run.steps(state, until=me.options["until"], min_world=me.options["min_world"]):
+            if step.number == me.options.get("wait_at"):
+                me.report("waiting")
+                me.receive()
+            number = step.number
+            loss = loss_of(model, run.peer_id, number)
+            me.report("loss", step=number)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            names = [[name for name, each in net.named_parameters() for one in b.parameters if one is each]
+                     for b in model._buckets]
+            shares = [info.contributors for info in model.reductions]
+            me.report("step", step=step.number, computed_for=number, names=names, shares=shares)
+        me.report("end", weights=[np.asarray(each).tobytes().hex() for each in arrays.values()])
+        me.receive()
+
+
+def replay(history: list[Any]) -> list[str]:
+    """The weights after this committed history, computed in one process."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.125, momentum=0.5)
+    named = dict(net.named_parameters())
+    for number, fact in enumerate(history):
+        assert fact["step"] == number
+        grads = {}
+        for peer in sorted({peer for share in fact["shares"] for peer in share}):
+            values = torch.autograd.grad(loss_of(net, peer, number), list(named.values()))
+            grads[peer] = {
+                name: (value / GRID).round() * GRID for name, value in zip(named, values, strict=True)
+            }
+        for names, share in zip(fact["names"], fact["shares"], strict=True):
+            for name in names:
+                named[name].grad = sum(grads[peer][name] for peer in share) / len(share)
+        optimizer.step()
+    return [each.detach().numpy().tobytes().hex() for each in named.values()]
+
+
+@pytest.mark.waiting
+@pytest.mark.parametrize("is_order_shared", [False, True])
+def test_two_of_four_are_killed_and_the_history_gives_the_same_bits(
+    cluster: ProgramCluster, is_order_shared: bool
+) -> None:
+    cluster.start_master()
+    options = {"until": 40, "min_world": 2, "is_order_shared": is_order_shared}
+    peers = cluster.start_program(train, 4, world=4, **options)
+    for victim, step in ((peers[1], 8), (peers[3], 17)):
+        victim.expect("loss", lambda fact, step=step: fact["step"] >= step)  # its pass goes on
+        victim.kill()
+    ends = [peer.expect("end") for peer in (peers[0], peers[2])]
+    assert ends[0]["weights"] == ends[1]["weights"]
+    history = {fact["step"]: fact for fact in peers[0].reports("step")}
+    other = {fact["step"]: fact for fact in peers[2].reports("step")}
+    assert all(other[step]["shares"] == fact["shares"] for step, fact in history.items() if step in other)
+    whole = {**other, **history}
+    assert len(whole) == 40
+    assert any(len(share) == 4 for share in whole[5]["shares"])
+    assert all(len(share) == 2 for share in whole[39]["shares"])
+    assert replay([whole[step] for step in range(40)]) == ends[0]["weights"]
+    for peer in (peers[0], peers[2]):
+        peer.send()
+        peer.wait_success()
+
+
+@pytest.mark.waiting
+def test_a_newcomer_has_the_order_of_the_buckets_that_the_others_agreed_on(cluster: ProgramCluster) -> None:
+    master = cluster.start_master()
+    options = {"until": 20, "min_world": 2, "is_order_shared": True}
+    peers = cluster.start_program(train, 2, world=2, wait_at=10, **options)
+    for peer in peers:
+        peer.expect("waiting")
+    peers += cluster.start_program(train, 1, **options)
+    master.expect_events("peer_registered", 3)
+    for peer in peers[:2]:
+        peer.send()
+    ends = [peer.expect("end")["weights"] for peer in peers]
+    assert ends[0] == ends[1] == ends[2]
+    first, late = peers[0].reports("step"), peers[2].reports("step")
+    assert late[-1]["names"] == first[-1]["names"] != first[0]["names"]
+    assert all(len(share) == 3 for share in late[-1]["shares"])
+    for peer in peers:
+        peer.send()
+        peer.wait_success()
