@@ -3,8 +3,8 @@
 The names in a file are those of the model's `state_dict`: the keys of the checkpoint without the prefix, and every name
 of a tensor that has several. safetensors stores no tensor twice by reference, so there each name gets a copy.
 
-A file is complete or absent: it is written under a temporary name, synced and renamed. Nothing is unpickled: a torch file
-is read with `weights_only`.
+A file is complete or absent: it is written under a temporary name, synced and renamed. No file can run code: a torch
+file is read with `weights_only`.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A model, its optimizer and all else that training changes, as one shared state.
 
-Each object that is shared is a *part*. Before a sync or a save reads the state, `arrays` of each part gives the arrays as
-they are then: tensors are looked up again every time, because `load_state_dict`, `.to()` and the first step of an
+Each object that is shared is a *part*. Before a sync or a save reads the state, `arrays` of each part gives the arrays
+as they are then: tensors are looked up again every time, because `load_state_dict`, `.to()` and the first step of an
 optimizer bind other ones. What is no tensor is packed into arrays. After a sync or a load, `apply` gives what was
 written to the objects. If a sync fails half-way, `apply` is not called: parameters may then be partly written, which
 the state knows (`torn`), and all else is as before.
@@ -10,6 +10,7 @@ the state knows (`torn`), and all else is as before.
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
 import torch
 
 from ringfold.errors import UsageError
@@ -204,8 +205,7 @@ class _NumbersPart:
     def __init__(self, name: str, of: Any) -> None:  # noqa: ANN401  # anything with a state_dict
         self._name, self._of = name, of
         self._tree: Any = None
-        self._rows, facts = pack(of.state_dict(), name)
-        self._before = self._rows
+        self._rows = self._before = np.zeros((0, 2), np.int64)
 
     def arrays(self) -> Arrays:
         self._tree = self._of.state_dict()

@@ -1,4 +1,4 @@
-"""Every optimizer of torch in a shared state: found without a trace, the same keys at any age, equal bits after a copy."""
+"""Every optimizer of torch in a shared state: sharing leaves no trace, and a copy goes on with the same bits."""
 
 import copy
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
-
 import ringfold as rf
 from ringfold.state.snapshot import Snapshot
+
+torch = pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
+
 
 torch.set_num_threads(1)  # the tensors are tiny, and threads of several test processes would wait for each other
 

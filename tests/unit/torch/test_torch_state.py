@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
-
 import ringfold as rf
 from ringfold.state.shared import set_torn
 from ringfold.state.snapshot import Snapshot
+
+torch = pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
 
 
 def copied(source: rf.SharedState, target: rf.SharedState, folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_channels_last_is_shared_in_place(tmp_path: Path) -> None:
     assert other.weight.stride() == model.weight.stride()
     assert torch.equal(optimizer.state[model.weight]["exp_avg"], its.state[other.weight]["exp_avg"])
     assert "layout model.weight = 0,2,3,1" in state
-    with pytest.raises(rf.UsageError, match="layout model.weight"):
+    with pytest.raises(rf.UsageError, match=r"layout model\.weight"):
         copied(state, rf.torch.shared_state(torch.nn.Conv2d(3, 4, 2)), tmp_path)
 
 
