@@ -2,7 +2,7 @@
 
     state = rf.torch.shared_state(model, optimizer, scheduler)
 
-`state.py` has `shared_state` and the state that it makes. It is made of parts: `optimizers.py` (state that an optimizer
+`state.py` has `shared_state` and the state that it makes. Its components: `optimizers.py` (state that an optimizer
 creates in its first step), `number_trees.py` (learning rates, counters and other numbers that are no arrays) and
 `tensors.py` (a tensor as an array; what a key's name says beyond the name). `export.py` turns checkpoints into
 safetensors and torch files, and back.

@@ -27,7 +27,7 @@ from ringfold.state.checkpoint import (
 )
 from ringfold.state.hashing import Bytes
 from ringfold.state.shared import MayDiffer, SharedState
-from ringfold.torch.tensors import Arrays, array_of, fact, facts_in, in_order
+from ringfold.torch.tensors import Arrays, add_array, fact, facts_in, in_order
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin")
 
@@ -142,7 +142,10 @@ def _alone(tensors: Mapping[str, torch.Tensor], prefix: str) -> Arrays:
     for name, tensor in tensors.items():
         where = (tensor.data_ptr(), tensor.shape, tensor.dtype) if tensor.numel() else name
         first = seen.setdefault(where, prefix + name)
-        arrays |= fact("tied", prefix + name, first) if first != prefix + name else array_of(tensor, prefix + name)
+        if first == prefix + name:
+            add_array(arrays, first, tensor)
+        else:
+            arrays |= fact("tied", prefix + name, first)
     return arrays
 
 

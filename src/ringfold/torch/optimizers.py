@@ -24,7 +24,7 @@ import torch
 
 from ringfold.errors import UsageError
 from ringfold.torch.number_trees import Rows, pack, unpack
-from ringfold.torch.tensors import Arrays, array_of
+from ringfold.torch.tensors import Arrays, add_array
 
 _GROUP_KEYS_LEFT_OUT = ("params", "param_names")
 
@@ -46,7 +46,7 @@ Layout = dict[str, "TensorLayout | type | None"]
 """The state of one parameter: per name a tensor, the type of a number, or None."""
 
 
-class OptimizerPart:
+class OptimizerComponent:
     """An optimizer in a shared state. `names` has the keys of the tensors in the state, by identity."""
 
     def __init__(self, name: str, optimizer: Any, names: Mapping[int, str]) -> None:  # noqa: ANN401  # torch's types are not there
@@ -82,7 +82,7 @@ class OptimizerPart:
                     if live is None:
                         stand_ins[key] = tensor
                     if what.shape:
-                        arrays |= array_of(tensor, f"{self.name}.{key}.{self._names[id(param)]}")
+                        add_array(arrays, f"{self.name}.{key}.{self._names[id(param)]}", tensor)
                     else:
                         scalars[what.dtype].append(tensor)
                 elif what is not None:
@@ -137,16 +137,19 @@ class OptimizerPart:
     def _live(self, index: int, param: torch.Tensor) -> dict[str, Any] | None:
         """The state of a parameter; None if it has not begun. An error if it does not have its layout."""
         state, layout = self.optimizer.state.get(param), self._layouts[index]
-        if not state or not any(value is not None for value in state.values()):
+        if not state or all(value is None for value in state.values()):
             return None
-        for key in {**layout, **state}:
-            what, value = layout.get(key), state.get(key)
-            is_there = isinstance(value, torch.Tensor) if isinstance(what, TensorLayout) else key in layout
-            if not is_there or (isinstance(what, TensorLayout) and value.dim() != len(what.shape)):
-                raise UsageError(
-                    f"{self.name!r} has an unexpected {key!r} in its state of {self._names[id(param)]!r}: after a "
-                    "change of settings that need another state, call shared_state again"
-                )
+        wrong = state.keys() ^ layout.keys()
+        for key, what in layout.items():
+            if type(what) is TensorLayout and key not in wrong:
+                value = state[key]
+                if not isinstance(value, torch.Tensor) or value.dim() != len(what.shape):
+                    wrong.add(key)
+        if wrong:
+            raise UsageError(
+                f"{self.name!r} has an unexpected {min(wrong)!r} in its state of {self._names[id(param)]!r}: after a "
+                "change of settings that need another state, call shared_state again"
+            )
         return state  # type: ignore[no-any-return]
 
     def _set_states(self, params: list[torch.Tensor]) -> None:

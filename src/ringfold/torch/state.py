@@ -1,10 +1,10 @@
 """A model, its optimizer and all else that training changes, as one shared state.
 
-Each object that is shared is a *part*. Before a sync or a save reads the state, `arrays` of each part gives the arrays
-as they are then: tensors are looked up again every time, because `load_state_dict`, `.to()` and the first step of an
-optimizer bind other ones. What is no tensor is packed into arrays. After a sync or a load, `apply` gives what was
-written to the objects. If a sync fails half-way, `apply` is not called: parameters may then be partly written, which
-the state knows (`torn`), and all else is as before.
+Each object that is shared is a *component*. Before a sync or a save reads the state, `arrays` of each component gives
+the arrays as they are then: tensors are looked up again every time, because `load_state_dict`, `.to()` and the first
+step of an optimizer bind other ones. What is no tensor is packed into arrays. After a sync or a load, `apply` gives
+what was written to the objects. If a sync fails half-way, `apply` is not called: parameters may then be partly written,
+which the state knows (`torn`), and all else is as before.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.steps import Step
 from ringfold.state.shared import MayDiffer, SharedState
 from ringfold.torch.number_trees import pack, unpack
-from ringfold.torch.optimizers import OptimizerPart
-from ringfold.torch.tensors import Arrays, array_of, fact
+from ringfold.torch.optimizers import OptimizerComponent
+from ringfold.torch.tensors import Arrays, add_array, fact
 from ringfold.wire.messages import HashKind
 
 Statistics = Literal["own", "shared"]
@@ -30,7 +30,7 @@ _COMPILED = "_orig_mod."
 """What `torch.compile` puts into the names of a module's parameters."""
 
 
-class Part(Protocol):
+class Component(Protocol):
     """One shared object."""
 
     def arrays(self) -> Arrays: ...
@@ -89,23 +89,23 @@ class TorchState(SharedState):
         hash: HashKind = "rf64",
     ) -> None:
         self._names: dict[int, str] = {}
-        self._modules: list[_ModulePart] = []
-        self._parts: list[Part] = []
+        self._modules: list[_ModuleComponent] = []
+        self._components: list[Component] = []
         optimizers: dict[str, object] = {}
         for name, each in objects.items():
             if isinstance(each, torch.nn.Module):
-                self._modules.append(_ModulePart(name, each, self._names, statistics))
-                self._parts.append(self._modules[-1])
+                self._modules.append(_ModuleComponent(name, each, self._names, statistics))
+                self._components.append(self._modules[-1])
             elif _is_optimizer(each):
                 optimizers[name] = each
             elif _is_array(each):
-                self._parts.append(_ArrayPart(name, each, self._names))
+                self._components.append(_ArrayComponent(name, each, self._names))
             else:
-                self._parts.append(_NumbersPart(name, each))
+                self._components.append(_NumbersComponent(name, each))
         # After all tensors that they may update have names.
-        self._parts += [OptimizerPart(name, each, self._names) for name, each in optimizers.items()]
+        self._components += [OptimizerComponent(name, each, self._names) for name, each in optimizers.items()]
         if rng is not None:
-            self._parts.append(_RngPart("rng", self._modules, is_shared=rng == "shared"))
+            self._components.append(_RngComponent("rng", self._modules, is_shared=rng == "shared"))
         self._fill(self._collected(), revision, hash)
 
     def average_statistics(self, step: Step, tag: int = 0) -> ReduceInfo | None:
@@ -113,7 +113,7 @@ class TorchState(SharedState):
 
         Call it in each step with `statistics="shared"`: two more ops, small ones.
         """
-        found = [each for part in self._modules for each in part.statistics()]
+        found = [each for component in self._modules for each in component.statistics()]
         counts = [each for each in found if not each.is_floating_point()]
         averaged = [each for each in found if each.is_floating_point()]
         info = step.all_reduce(averaged, op="avg", tag=tag) if averaged else None
@@ -122,8 +122,8 @@ class TorchState(SharedState):
     def _collected(self) -> Arrays:
         self._names.clear()
         arrays: Arrays = {}
-        for part in self._parts:
-            more = part.arrays()
+        for component in self._components:
+            more = component.arrays()
             if twice := arrays.keys() & more.keys():
                 raise UsageError(f"the shared state has two arrays named {min(twice)!r}; rename one of its objects")
             arrays |= more
@@ -135,11 +135,11 @@ class TorchState(SharedState):
         self._bind(self._collected())
 
     def _after_write(self) -> None:
-        for part in self._parts:
-            part.apply()
+        for component in self._components:
+            component.apply()
 
 
-class _ModulePart:
+class _ModuleComponent:
     """The parameters and the persistent buffers of a module. Tensors that several names refer to are shared once."""
 
     def __init__(self, name: str, module: torch.nn.Module, names: dict[int, str], statistics: Statistics) -> None:
@@ -153,7 +153,7 @@ class _ModulePart:
             if (first := self._names.setdefault(id(tensor), key)) != key:
                 found |= fact("tied", key, first)
             else:
-                found |= array_of(tensor, key)
+                add_array(found, key, tensor)
                 if is_statistic and self._owns_statistics:
                     found[key] = MayDiffer(found[key])
         return found
@@ -179,7 +179,7 @@ class _ModulePart:
                     yield prefix + name, tensor, is_norm
 
 
-class _ArrayPart:
+class _ArrayComponent:
     """A tensor or an array by a name."""
 
     def __init__(self, name: str, array: object, names: dict[int, str]) -> None:
@@ -189,8 +189,9 @@ class _ArrayPart:
     def arrays(self) -> Arrays:
         if (first := self._names.setdefault(id(self._array), self._name)) != self._name:
             return fact("tied", self._name, first)
-        tensor = self._array
-        found = array_of(tensor, self._name) if isinstance(tensor, torch.Tensor) else {self._name: tensor}
+        found: Arrays = {self._name: self._array}
+        if isinstance(self._array, torch.Tensor):
+            add_array(found, self._name, self._array)
         if self._differs:
             found[self._name] = MayDiffer(found[self._name])
         return found
@@ -199,7 +200,7 @@ class _ArrayPart:
         """The array itself was written."""
 
 
-class _NumbersPart:
+class _NumbersComponent:
     """An object whose state is a tree of numbers: a scheduler, a scaler."""
 
     def __init__(self, name: str, of: Any) -> None:  # noqa: ANN401  # anything with a state_dict
@@ -218,10 +219,10 @@ class _NumbersPart:
             self._of.load_state_dict(unpack(self._tree, self._rows))
 
 
-class _RngPart:
+class _RngComponent:
     """The state of torch's default generators: on the CPU, and on the device of the first parameter."""
 
-    def __init__(self, name: str, modules: list[_ModulePart], *, is_shared: bool) -> None:
+    def __init__(self, name: str, modules: list[_ModuleComponent], *, is_shared: bool) -> None:
         self._name, self._modules, self._is_shared = name, modules, is_shared
         self._states: dict[str, torch.Tensor] = {}
         self._before: dict[str, torch.Tensor] = {}
@@ -239,7 +240,7 @@ class _RngPart:
                 (torch.cuda.set_rng_state if key.endswith(".cuda") else torch.set_rng_state)(state)
 
     def _on_cuda(self) -> bool:
-        return any(tensor.is_cuda for part in self._modules for _, tensor, _ in part._tensors())
+        return any(tensor.is_cuda for component in self._modules for _, tensor, _ in component._tensors())
 
 
 # What an object is

@@ -39,20 +39,22 @@ def facts_in(keys: Iterable[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def array_of(tensor: torch.Tensor, name: str) -> Arrays:
-    """The tensor as a contiguous array in its own memory, with its layout if that is not the usual one."""
-    if torch.nn.parameter.is_lazy(tensor):
-        raise UsageError(f"{name!r} has no shape yet; run one forward pass before the state is shared")
-    if type(tensor).__name__ == "DTensor":
-        tensor = tensor.to_local()
-    tensor = tensor.detach()
+def add_array(arrays: Arrays, name: str, tensor: torch.Tensor) -> None:
+    """Add the tensor as a contiguous array in its own memory, with its layout if that is not the usual one."""
+    if type(tensor) not in (torch.nn.Parameter, torch.Tensor):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UsageError(f"{name!r} has no shape yet; run one forward pass before the state is shared")
+        if type(tensor).__name__ == "DTensor":
+            tensor = tensor.to_local()
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_contiguous():
-        return {name: tensor}  # what has no memory is an error of the state, which names it
+        arrays[name] = tensor  # what has no memory is an error of the state, which names it
+        return
     order = order_of(tensor)
-    view = tensor.permute(order)
+    view = tensor.detach().permute(order)
     if not view.is_contiguous():
         raise UsageError(f"{name!r} is not dense in memory (strides {tensor.stride()}); share x.contiguous()")
-    return {name: view, **fact("layout", name, ",".join(map(str, order)))}
+    arrays[name] = view
+    arrays |= fact("layout", name, ",".join(map(str, order)))
 
 
 def order_of(tensor: torch.Tensor) -> list[int]:
