@@ -44,8 +44,8 @@ def add_array(arrays: Arrays, name: str, tensor: torch.Tensor) -> None:
     if type(tensor) not in (torch.nn.Parameter, torch.Tensor):
         if torch.nn.parameter.is_lazy(tensor):
             raise UsageError(f"{name!r} has no shape yet; run one forward pass before the state is shared")
-        if type(tensor).__name__ == "DTensor":
-            tensor = tensor.to_local()
+        if hasattr(tensor, "to_local"):
+            raise UsageError(f"{name!r} is a DTensor, of which this process has a part; such models are not supported")
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_contiguous():
         arrays[name] = tensor  # what has no memory is an error of the state, which names it
         return

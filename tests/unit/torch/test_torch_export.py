@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
 safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors (ringfold[torch])")
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]  # torch's types are not there
+class Model(torch.nn.Module):  # type: ignore[name-defined,misc]  # torch's types are not there
     """Tied weights, bfloat16, a number without dimensions, channels_last and statistics."""
 
     def __init__(self, seed: int) -> None:

@@ -186,7 +186,7 @@ def test_lbfgs_is_an_error_that_names_it() -> None:
         rf.torch.shared_state(model, torch.optim.LBFGS(model.parameters()))
 
 
-class Lookahead(torch.optim.Optimizer):  # type: ignore[misc]  # torch's types are not there
+class Lookahead(torch.optim.Optimizer):  # type: ignore[name-defined,misc]  # torch's types are not there
     """An optimizer of a program: a counter that is a number, one in its groups, and a lazily created tensor."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:  # noqa: ANN401
@@ -214,10 +214,10 @@ def test_an_optimizer_of_the_program(tmp_path: Path) -> None:
     test_a_fresh_peer_that_loads_goes_on_with_equal_bits(Lookahead, {}, 4, tmp_path)
 
 
-class Broken(torch.optim.Optimizer):  # type: ignore[misc]
+class Broken(torch.optim.Optimizer):  # type: ignore[name-defined,misc]
     """Cannot step without a closure."""
 
-    def step(self, closure: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def step(self, closure: Any) -> Any:  # noqa: ANN401
         return closure()
 
 

@@ -41,7 +41,7 @@ def test_objects_come_in_any_order_and_by_keyword() -> None:
     assert state.may_differ("mine")
 
 
-class Tied(torch.nn.Module):  # type: ignore[misc]  # torch's types are not there
+class Tied(torch.nn.Module):  # type: ignore[name-defined,misc]  # torch's types are not there
     """A tied weight, a buffer that state_dict has, one that it has not, and a number without dimensions."""
 
     def __init__(self) -> None:
@@ -102,6 +102,17 @@ def _with_buffer(tensor: Any) -> Any:  # noqa: ANN401
     return module
 
 
+def test_a_distributed_tensor_is_an_error_that_names_it() -> None:
+    class Sharded(torch.nn.Parameter):  # type: ignore[name-defined,misc]
+        def to_local(self) -> Any:  # noqa: ANN401
+            return self
+
+    module = torch.nn.Module()
+    module.own = Sharded(torch.zeros(2))
+    with pytest.raises(rf.UsageError, match=r"'model\.own' is a DTensor"):
+        rf.torch.shared_state(module)
+
+
 def test_statistics_are_each_peers_own_unless_they_are_shared(tmp_path: Path) -> None:
     names = {f"model.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     model, other = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
@@ -127,10 +138,11 @@ class OneStep:
 def test_statistics_are_averaged_and_their_counts_are_not() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     state = rf.torch.shared_state(model, statistics="shared")
-    state.average_statistics(OneStep())
+    step: Any = OneStep()
+    state.average_statistics(step)
     assert model[1].running_mean.tolist() == [0.5] * 3
     assert model[1].num_batches_tracked.item() == 1
-    assert rf.torch.shared_state(torch.nn.Linear(2, 2)).average_statistics(OneStep()) is None
+    assert rf.torch.shared_state(torch.nn.Linear(2, 2)).average_statistics(step) is None
 
 
 def trainer(make: Callable[[Any], Any], lr: Any = 0.1) -> tuple[Any, Any, Any, Any]:  # noqa: ANN401
@@ -245,7 +257,7 @@ def test_generators_are_shared_saved_or_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("statistics", "some"), ("rng", "none")])
-def test_an_unknown_policy_is_an_error(name: str, value: str) -> None:
+def test_an_unknown_policy_is_an_error(name: str, value: Any) -> None:  # noqa: ANN401
     with pytest.raises(rf.UsageError, match=f"{name} is one of own, shared"):
         rf.torch.shared_state(torch.nn.Linear(2, 2), **{name: value})
 
