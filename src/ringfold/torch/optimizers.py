@@ -215,6 +215,8 @@ def find_layouts(optimizer: Any, name: str, params: list[torch.Tensor]) -> list[
         try:
             with _in_a_vacuum(optimizer, params, sparse=sparse, keeps=keeps) as state:
                 _bare_step(optimizer)
+                if strange := [key for key in state if not isinstance(key, torch.Tensor)]:
+                    raise UsageError(f"{name!r} ({kind}) keeps {strange[0]!r} in its state, which is no parameter")
                 return [_layout_of(state.get(param) or {}, name) for param in params]
         except UsageError:
             raise

@@ -228,6 +228,50 @@ def test_an_optimizer_that_cannot_step_is_an_error_that_names_it() -> None:
     assert all(param.grad is None for param in model.parameters())
 
 
+class Counting(torch.optim.SGD):  # type: ignore[name-defined,misc]
+    """Has a counter for all parameters in its state."""
+
+    def step(self) -> None:
+        self.state["turns"] = self.state.get("turns", 0) + 1
+
+
+def test_a_state_that_belongs_to_no_parameter_is_an_error_that_names_it() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = Counting(model.parameters(), lr=0.1)
+    with pytest.raises(rf.UsageError, match=r"\(Counting\) keeps 'turns' in its state"):
+        rf.torch.shared_state(model, optimizer)
+    assert not optimizer.state
+
+
+def test_frozen_parameters_have_the_same_keys_as_others() -> None:
+    model, optimizer = build(torch.optim.AdamW, {})
+    keys = structure(rf.torch.shared_state(model, optimizer))
+    model.requires_grad_(False)
+    assert structure(rf.torch.shared_state(model, optimizer)) == keys
+    assert not any(param.requires_grad for param in model.parameters())
+
+
+def test_moments_of_a_bfloat16_model_are_shared_as_they_are(tmp_path: Path) -> None:
+    models = [build(torch.optim.AdamW, {}, seed)[0].bfloat16() for seed in (0, 1)]
+    optimizers = [torch.optim.AdamW(each.parameters()) for each in models]
+    states = [rf.torch.shared_state(*pair) for pair in zip(models, optimizers, strict=True)]
+    for param in models[0].parameters():
+        param.grad = torch.ones_like(param)
+    optimizers[0].step()
+    rf.Checkpoints(tmp_path).save(states[0])
+    rf.Checkpoints(tmp_path).load_newest(states[1])
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(optimizers[0].state[one]["exp_avg"], optimizers[1].state[other]["exp_avg"])
+        assert optimizers[1].state[other]["exp_avg"].dtype == torch.bfloat16
+
+
+def test_a_model_that_was_moved_to_another_dtype_has_stand_ins_of_that_dtype() -> None:
+    model, optimizer = build(torch.optim.AdamW, {})
+    state = rf.torch.shared_state(model, optimizer)
+    model.double()
+    assert {dtype for name, dtype, *_ in structure(state) if ".exp_avg." in name} == {"float64"}
+
+
 def test_a_setting_that_needs_another_state_is_an_error() -> None:
     model, optimizer = build(torch.optim.SGD, {"lr": 0.1})
     state = rf.torch.shared_state(model, optimizer)

@@ -41,6 +41,18 @@ def test_objects_come_in_any_order_and_by_keyword() -> None:
     assert state.may_differ("mine")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_a_compiled_model_has_the_names_of_the_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1] = torch.compile(model[1], backend="eager")
+    assert list(rf.torch.shared_state(torch.compile(model, backend="eager"))) == [
+        "model.0.bias",
+        "model.0.weight",
+        "model.1.bias",
+        "model.1.weight",
+    ]
+
+
 class Tied(torch.nn.Module):  # type: ignore[name-defined,misc]  # torch's types are not there
     """A tied weight, a buffer that state_dict has, one that it has not, and a number without dimensions."""
 
