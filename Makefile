@@ -33,7 +33,7 @@ help:
 	@cat <<'TEXT'
 	make demo          train on four peers while some are killed, frozen and added (under a minute)
 	make test          all tests: native, unit, transcripts, simulation (100 seeds), real processes
-	make extras        PyTorch, mpi4py and Triton into .venv; without them their tests are skipped
+	make extras        PyTorch, safetensors, mpi4py and Triton into .venv; without them their tests are skipped
 	make check         ruff, clang-format, mypy --strict, the tidy test, and clang-tidy over changed files
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
@@ -102,7 +102,7 @@ compiler:
 #
 # The release of PyTorch is fixed; where pip finds no build of it for CPUs, it takes the one for CUDA, which is large:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has the other. Triton is for its interpreter, without a GPU.
-EXTRAS ?= torch==2.13.0 mpi4py>=4,<5 triton>=3.3,<4
+EXTRAS ?= torch==2.13.0 safetensors>=0.4,<1 mpi4py>=4,<5 triton>=3.3,<4
 
 .PHONY: extras
 extras: .venv/.ready

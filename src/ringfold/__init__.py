@@ -24,6 +24,7 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 #   state            shared state: the arrays that are bit-identical on all peers
 #   master           the state machine of a run, and the server around it
 #   peer             the communicator of a training process, and its native engine
+#   torch            PyTorch: a model and its optimizer as shared state; checkpoints as torch and safetensors files
 #   compat           the PCCL API on top of the communicator
 #   cli, testing     the commands; the deterministic simulation, public
 #   tools            programs around the library: benchmarks, soak tests, the demo, the lab
@@ -64,6 +65,7 @@ from ringfold.errors import (
 )
 
 if TYPE_CHECKING:
+    from ringfold import torch as torch
     from ringfold.clock.prober import Prober
     from ringfold.config import Resolved
     from ringfold.iteration.shell import GlobalIteration
@@ -285,7 +287,9 @@ def _listen(request: "JoinRequest", settings: "Resolved", tries: int) -> "Master
 
 
 def __getattr__(name: str) -> object:
-    """The public names that need NumPy, loaded at their first use."""
+    """The public names that need NumPy, loaded at their first use; `ringfold.torch` needs PyTorch."""
+    if name == "torch":
+        return import_module("ringfold.torch")
     if name not in _LAZY:
         raise AttributeError(f"module 'ringfold' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)

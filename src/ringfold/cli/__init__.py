@@ -2,8 +2,8 @@
 
 `output.py` has tables, JSON and error messages, and `logs.py` sets up logging. Commands of a run: `master.py`,
 `status.py`, `runs.py`, `evict.py`, `probe/`. Of this machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`.
-`iterate.py` runs a command per global iteration. `reference.py` writes the reference pages. The programs `demo`, `soak`
-and `bench` are in `ringfold.tools`.
+`checkpoint.py` exports and imports checkpoints. `iterate.py` runs a command per global iteration. `reference.py` writes
+the reference pages. The programs `demo`, `soak` and `bench` are in `ringfold.tools`.
 
 Only the files of commands that occur in the arguments are imported, and a command imports its packages when it runs:
 `ringfold --help` loads neither NumPy nor the native core.
@@ -47,6 +47,7 @@ COMMANDS = (
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
     # Groups of sub-commands are last, because typer puts them there.
     Command("runs", "List the runs of a master, or forget one that has ended.", "app"),
+    Command("checkpoint", "Turn checkpoints into files that PyTorch and other programs read, and back.", "app"),
     Command("probe", "Measure links and clocks, and show the measurements.", "app"),
     Command("agent", "Run the transport agent of this host, show its state, and set shares.", "app"),
     Command("bench", "Measure Ringfold on this machine, beside other libraries and against its targets.", "app", TOOLS),

@@ -175,11 +175,14 @@ class Recovery:
         if known is not None:
             self._run.send(peer, structs.replace(known, ballot=ballot))
             peer.mark_answered(ballot)
-        elif (voters := sent.last_sync) is not None and voters.sync <= group.finished_sync:
+        elif (
+            (voters := sent.last_sync) is not None
+            and voters.sync <= group.finished_sync
+            and (sent.redoes or voters.ballots.get(peer.id) == ballot)
+        ):
             # The others have the result, and have gone on: the old master had evicted this peer from the sync, and
             # was lost before a record said so.
-            if sent.redoes or voters.ballots.get(peer.id) == ballot:
-                self._epochs.evict(now, peer, "its sync finished without it before the master changed")
+            self._epochs.evict(now, peer, "its sync finished without it before the master changed")
 
     def _known_result(self, peer: PeerId, ballot: int) -> CallDone | CallFailed | None:
         for answer in (answer for sent in self._returned.values() for answer in sent.answers):

@@ -34,7 +34,7 @@ import logging
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import FileIO
@@ -357,9 +357,45 @@ def _is_there(path: Path, manifest: CheckpointManifest) -> bool:
 # Reading
 
 
+def find_checkpoint(source: str | os.PathLike[str]) -> Path:
+    """The checkpoint that a path means: a file, or the newest in a directory that no later lineage has abandoned."""
+    path = Path(source)
+    if not path.is_dir():
+        return path
+    found = Checkpoints(path)._not_abandoned()
+    if not found:
+        raise StateError(f"there is no checkpoint in {path}")
+    return found[0]
+
+
+def read_manifest(path: Path) -> CheckpointManifest:
+    """What a checkpoint holds."""
+    with _errors_named(f"the checkpoint {path} cannot be read"), open(path, "rb", buffering=0) as file:
+        return _manifest_in(path, file)[0]
+
+
+def read_arrays(path: Path, names: Collection[str]) -> dict[str, Bytes]:
+    """The bytes of these arrays of a checkpoint, verified."""
+    with _errors_named(f"the checkpoint {path} cannot be read"), open(path, "rb", buffering=0) as file:
+        manifest, begin = _manifest_in(path, file)
+        hashing.check_available(manifest.hash)
+        wanted = msgspec.structs.replace(manifest, keys=[each for each in manifest.keys if each.name in names])
+        size = os.fstat(file.fileno()).st_size
+        for entry in wanted.keys:
+            count = block_count(entry.nbytes) * digest_bytes(manifest.hash)
+            if not 0 <= entry.nbytes <= size or len(entry.hashes) != count or entry.offset < 0:
+                raise _Damaged(f"the manifest of {path} makes no sense: {entry.name!r}")
+        found = {entry.name: np.empty(entry.nbytes, np.uint8) for entry in wanted.keys}
+        for entry, first, chunk in _chunks(path, file, wanted, begin):
+            _check_chunk(path, manifest, entry, first, chunk)
+            found[entry.name][first : first + chunk.size] = chunk
+    return found
+
+
 def _load(path: Path, state: SharedState) -> int:
     with _errors_named(f"the checkpoint {path} cannot be read"), open(path, "rb", buffering=0) as file:
         manifest, begin = _manifest_in(path, file)
+        state._before_read()
         memories = {name: memory_of(array, name) for name, array in state.arrays.items()}
         _check_fit(path, manifest, memories)
         hashing.check_available(manifest.hash)
@@ -369,6 +405,7 @@ def _load(path: Path, state: SharedState) -> int:
         for entry, first, chunk in _chunks(path, file, manifest, begin):
             _check_chunk(path, manifest, entry, first, chunk)
             memories[entry.name].write(first, chunk)
+    state._after_write()
     state.revision = manifest.revision
     set_lineage(state, manifest.lineage, LoadedCheckpoint(manifest.revision, _digest(manifest, state)))
     set_torn(state, False)

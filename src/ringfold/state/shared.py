@@ -82,6 +82,17 @@ class SharedState:
         if hash not in get_args(HashKind):
             raise UsageError(f"unknown hash {hash!r}; there are {', '.join(get_args(HashKind))}")
         hashing.check_available(hash)
+        self._bind(arrays)
+        for name, array in self._arrays.items():
+            memory_of(array, name)  # raises now what each sync would raise
+        self._hash: HashKind = hash
+        self._torn = False
+        self._lineage: Lineage | None = None
+        self._loaded: LoadedCheckpoint | None = None
+        self._is_saved = False
+        self.revision = revision
+
+    def _bind(self, arrays: Mapping[str, object]) -> None:
         self._arrays: dict[str, object] = {}
         self._may_differ: set[str] = set()
         for name in sorted(arrays):
@@ -89,14 +100,13 @@ class SharedState:
             if isinstance(array, MayDiffer):
                 self._may_differ.add(name)
                 array = array.array
-            memory_of(array, name)  # raises now what each sync would raise
             self._arrays[name] = array
-        self._hash: HashKind = hash
-        self._torn = False
-        self._lineage: Lineage | None = None
-        self._loaded: LoadedCheckpoint | None = None
-        self._is_saved = False
-        self.revision = revision
+
+    def _before_read(self) -> None:
+        """The arrays are about to be hashed, saved or overwritten. A state made of other objects gets them here."""
+
+    def _after_write(self) -> None:
+        """A sync or a load has ended well; the state still counts as torn. Other objects get their content here."""
 
     @property
     def arrays(self) -> Mapping[str, object]:

@@ -24,6 +24,7 @@ class Snapshot:
     @classmethod
     def take(cls, state: SharedState, threads: int = 0, *, private: bool = False) -> "Snapshot":
         """Hash everything with so many threads (0: one per core). `private`: also the content that may differ."""
+        state._before_read()
         kind, block_bytes = state.hash, state._block_bytes
         memories: list[ArrayMemory] = []
         hashes: list[bytes] = []

@@ -833,6 +833,41 @@ def test_another_call_does_not_make_the_tear_forgotten() -> None:
     assert mine.torn
 
 
+def test_a_state_of_other_objects_is_taken_over_while_it_still_counts_as_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, mine = Net(1, 2), state(2)
+    called: list[object] = []
+    monkeypatch.setattr(mine, "_before_read", lambda: called.append("read"))
+    monkeypatch.setattr(mine, "_after_write", lambda: called.append(("write", mine.torn)))
+    synced(net, mine, lambda: whole(net))
+    assert called == ["read", ("write", True)]
+
+
+def test_a_state_of_other_objects_is_not_taken_over_if_the_sync_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, mine = Net(1, 2), state(2)
+    called: list[object] = []
+    monkeypatch.setattr(mine, "_after_write", lambda: called.append("write"))
+
+    def interrupt() -> SyncSucceeded:
+        whole(net)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        synced(net, mine, interrupt)
+    assert (called, mine.torn) == ([], True)
+
+
+def test_objects_that_do_not_take_the_state_leave_it_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, mine = Net(1, 2), state(2)
+
+    def refuse() -> None:
+        raise StateError("a test")
+
+    monkeypatch.setattr(mine, "_after_write", refuse)
+    with pytest.raises(StateError):
+        synced(net, mine, lambda: whole(net))
+    assert (mine.revision, mine.torn) == (0, True)
+
+
 # Peers that lie
 
 

@@ -86,6 +86,8 @@ def sync_state(
         offer = attempt.snapshot.manifest.offer(strategy, stepped=stepped, rollback=rollback, checkpoints=checkpoints)
         try:
             done = session.sync(offer, attempt.snapshot, min_world, timeout_s, final=final)
+            if isinstance(done, SyncSucceeded):
+                state._after_write()
         except BaseException:
             session.locked(attempt.failed)
             raise
