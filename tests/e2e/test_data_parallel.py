@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from programs import ProgramCluster, ProgramContext
 
@@ -242,20 +241,19 @@ def loss_of(net: Any, peer: int, step: int) -> Any:  # noqa: ANN401 - a module, 
     return (net(x) - x[:, :8]).square().mean()
 
 
+def bits_of(net: Any) -> list[str]:  # noqa: ANN401 - a module
+    return [each.detach().numpy().tobytes().hex() for each in net.parameters()]
+
+
 def train(me: ProgramContext) -> None:
     torch.set_num_threads(1)
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.125, momentum=0.5)
-    momentum = {name: torch.zeros_like(each) for name, each in net.named_parameters()}
-    for name, each in net.named_parameters():
-        optimizer.state[each]["momentum_buffer"] = momentum[name]
-    arrays = {name: each.data for name, each in net.named_parameters()}
     with me.join() as run:
         while run.group_size < me.options.get("world", 1):
             run.update_topology(min_world=me.options["world"])
         model = DataParallel(net, run, bucket_bytes=4_096)
-        model.is_order_shared = me.options.get("is_order_shared", False)
-        state = rf.SharedState({**arrays, **{f"m.{key}": each for key, each in momentum.items()}, "order": model.order})
+        state = rf.torch.shared_state(model if me.options.get("is_order_shared") else net, optimizer)
         for step in run.steps(state, until=me.options["until"], min_world=me.options["min_world"]):
             if step.number == me.options.get("wait_at"):
                 me.report("waiting")
@@ -266,11 +264,11 @@ def train(me: ProgramContext) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            names = [[name for name, each in net.named_parameters() for one in b.parameters if one is each]
-                     for b in model._buckets]
+            named = {id(each): name for name, each in net.named_parameters()}
+            names = [[named[id(each)] for each in bucket.parameters] for bucket in model._buckets]
             shares = [info.contributors for info in model.reductions]
             me.report("step", step=step.number, computed_for=number, names=names, shares=shares)
-        me.report("end", weights=[np.asarray(each).tobytes().hex() for each in arrays.values()])
+        me.report("end", weights=bits_of(net))
         me.receive()
 
 
@@ -284,14 +282,12 @@ def replay(history: list[Any]) -> list[str]:
         grads = {}
         for peer in sorted({peer for share in fact["shares"] for peer in share}):
             values = torch.autograd.grad(loss_of(net, peer, number), list(named.values()))
-            grads[peer] = {
-                name: (value / GRID).round() * GRID for name, value in zip(named, values, strict=True)
-            }
+            grads[peer] = {name: (value / GRID).round() * GRID for name, value in zip(named, values, strict=True)}
         for names, share in zip(fact["names"], fact["shares"], strict=True):
             for name in names:
                 named[name].grad = sum(grads[peer][name] for peer in share) / len(share)
         optimizer.step()
-    return [each.detach().numpy().tobytes().hex() for each in named.values()]
+    return bits_of(net)
 
 
 @pytest.mark.waiting

@@ -1,4 +1,4 @@
-"""PyTorch: a model and all that trains it as one shared state, and gradients that are averaged during the backward pass.
+"""PyTorch: a model and all that trains it as one shared state, and gradients that are averaged during backward().
 
     model = rf.torch.DataParallel(net, run)
     state = rf.torch.shared_state(model, optimizer, scheduler)

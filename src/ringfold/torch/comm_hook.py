@@ -1,4 +1,4 @@
-"""A communication hook for `torch.nn.parallel.DistributedDataParallel`: its buckets are averaged over the peers of a run.
+"""A communication hook for torch's `DistributedDataParallel`: its buckets are averaged over the peers of a run.
 
 DDP itself then has a process group of one rank, which knows of no other process, so none can break it:
 

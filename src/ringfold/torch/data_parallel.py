@@ -9,10 +9,10 @@ program has the averages of all buckets in `p.grad`, which are views of the buck
                                                        1 in flight ----->
 
 Every bucket has a tag of its own, so peers need not begin their buckets in the same order: control flow may differ.
-Which parameters share a bucket must be the same on all peers. At first the order of the parameters decides it, reversed:
-so most models finish their gradients. If the wrapper is part of the shared state (`shared_state(model, ...)`), the peers
-agree in their first pass on the order in which gradients really became ready: that of rank 0. It is a tensor of the
-shared state, so newcomers have it, too.
+Which parameters share a bucket must be the same on all peers. At first the order of the parameters decides it,
+reversed: so most models finish their gradients. If the wrapper is part of the shared state (`shared_state(model)`), the
+peers agree in their first pass on the order in which gradients really became ready: that of rank 0. It is a tensor of
+the shared state, so newcomers have it, too.
 
 A bucket also has a *used* flag for each of its parameters, averaged with the rest. A parameter that no peer has used
 ends with `grad` None, as it would in one process, so that no optimizer touches it.
@@ -75,9 +75,12 @@ class Bucket:
     def is_ready(self) -> bool:
         return len(self.ready) == len(self.parameters)
 
-    @torch.no_grad()
     def take(self, place: int) -> None:
         """Move the gradient of a parameter into the bucket, unless it is there; zeros if there is none."""
+        with torch.no_grad():
+            self._move(place)
+
+    def _move(self, place: int) -> None:
         parameter, view = self.parameters[place], self.views[place]
         grad = parameter.grad
         if grad is None:
@@ -96,7 +99,7 @@ class Bucket:
             self.parameters[place].grad = None
 
 
-class DataParallel(nn.Module):
+class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at by the type checker
     """Averages the gradients of `module` over the peers of `run`, during `backward()`:
 
         model = rf.torch.DataParallel(net, run)
@@ -285,7 +288,9 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return trained
 
 
-def make_buckets(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, *, with_flags: bool) -> list[Bucket]:
+def make_buckets(
+    parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int, *, with_flags: bool
+) -> list[Bucket]:
     """Buckets of these parameters, in this order: the same on all peers."""
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     full: list[list[nn.Parameter]] = []

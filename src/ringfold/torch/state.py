@@ -8,7 +8,7 @@ which the state knows (`torn`), and all else is as before.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ringfold.limits import MAX_KEYS
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.steps import Step
 from ringfold.state.shared import MayDiffer, SharedState
+from ringfold.torch.data_parallel import DataParallel
 from ringfold.torch.number_trees import pack, unpack
 from ringfold.torch.optimizers import OptimizerComponent
 from ringfold.torch.tensors import Arrays, add_array, fact
@@ -47,12 +48,13 @@ def shared_state(
 ) -> "TorchState":
     """Everything that training changes, as a `SharedState`: `rf.torch.shared_state(model, optimizer, scheduler)`.
 
-    The objects, in any order or by keyword, are modules (also `AveragedModel`), optimizers, schedulers, a `GradScaler`,
-    and whatever else has `state_dict` and `load_state_dict` with numbers in it. Tensors, arrays and `MayDiffer` need a
-    keyword, which is their name. Without one the others are named `model`, `ema`, `optimizer`, `scheduler`, `scaler`
-    and `extra`; a second one is `model2`. Names must be the same on all peers, and so must the order of objects without
-    a keyword. All objects keep their identity, and nothing about them changes here: the first step of a fresh optimizer
-    has the same bits as without Ringfold.
+    The objects, in any order or by keyword, are modules (also `AveragedModel`, and the one inside a `DataParallel`
+    or torch's `DistributedDataParallel`), optimizers, schedulers, a `GradScaler`, and whatever else has
+    `state_dict` and `load_state_dict` with numbers in it. Tensors, arrays and `MayDiffer` need a keyword, which is
+    their name. Without one the others are named `model`, `ema`, `optimizer`, `scheduler`, `scaler` and `extra`; a
+    second one is `model2`. Names must be the same on all peers, and so must the order of objects without a keyword.
+    All objects keep their identity, and nothing about them changes here: the first step of a fresh optimizer has
+    the same bits as without Ringfold.
 
     Shared are parameters, buffers that `state_dict` has, the state of optimizers (also if their first step is still to
     come), the settings in their parameter groups, and the numbers in the other objects. Text and functions among them
@@ -94,7 +96,10 @@ class TorchState(SharedState):
         optimizers: dict[str, object] = {}
         for name, each in objects.items():
             if isinstance(each, torch.nn.Module):
-                self._modules.append(_ModuleComponent(name, each, self._names, statistics))
+                if isinstance(each, DataParallel):
+                    self._components.append(_ArrayComponent(f"buckets.{name}", each.order, self._names))
+                    each.is_order_shared = True
+                self._modules.append(_ModuleComponent(name, _unwrapped(each), self._names, statistics))
                 self._components.append(self._modules[-1])
             elif _is_optimizer(each):
                 optimizers[name] = each
@@ -244,6 +249,12 @@ class _RngComponent:
 
 
 # What an object is
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside a wrapper for data parallel training: its names are those of the program."""
+    wrappers = (DataParallel, torch.nn.parallel.DistributedDataParallel)
+    return cast(torch.nn.Module, module.module) if isinstance(module, wrappers) else module
 
 
 def _named(objects: tuple[object, ...], named: dict[str, object]) -> dict[str, object]:

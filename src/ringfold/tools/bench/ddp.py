@@ -1,4 +1,4 @@
-"""`ringfold bench ddp`: the time of a training step with averaged gradients, against PyTorch's DDP on gloo in the same run.
+"""`ringfold bench ddp`: the time of a training step with averaged gradients, against DDP on gloo in the same run.
 
 Each library has a team of processes of its own; the teams take turns in rounds of some steps, on the same model and
 batches. A step is forward, backward and optimizer, on one thread. Its figure is the median over all steps of rank 0.
@@ -76,7 +76,9 @@ def start_team(cluster: LocalCluster, library: str, world: int) -> None:
     where = str(cluster.directory / "gloo-store") if library == "gloo" else cluster.start_master().address
     names = team(library, world)
     for rank, name in enumerate(names):
-        cluster.start(name, [sys.executable, "-P", WORKER, library, cluster.address, str(world), str(rank), where], env=env)
+        cluster.start(
+            name, [sys.executable, "-P", WORKER, library, cluster.address, str(world), str(rank), where], env=env
+        )
     cluster.wait_connected(names, START_S)
     cluster.gather(names, START_S)
 

@@ -10,7 +10,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -36,10 +35,6 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3, momentum=0.9)
         self._batches = torch.Generator().manual_seed(rank)
         self._width = width
-
-    @property
-    def no_sync(self) -> "Callable[[], AbstractContextManager[None]]":
-        return self.model.no_sync
 
     def step(self) -> None:
         batch = torch.randn(BATCH, self._width, generator=self._batches)
@@ -94,7 +89,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     channel = Channel.connect(address, f"{library}.{rank}")
     try:
-        connected = {"ringfold": Ringfold, "gloo": Gloo}[library](int(world), int(rank), where)
+        connected = (Ringfold if library == "ringfold" else Gloo)(int(world), int(rank), where)
         channel.send({"ready": True})
         trainers: dict[str, Trainer] = {}
         while (order := channel.receive()) is not None and order["do"] == "round":
@@ -124,7 +119,7 @@ def alone_times(trainer: Trainer, count: int) -> list[int]:
     weights = copy.deepcopy(trainer.net.state_dict())
     momentum = copy.deepcopy(trainer.optimizer.state_dict())
     durations = []
-    with trainer.no_sync():
+    with trainer.model.no_sync():
         for _ in range(count):
             before = monotonic_ns()
             trainer.step()

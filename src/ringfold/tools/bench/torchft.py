@@ -4,10 +4,11 @@ Each library has a team of replicas that train a model of 1 MiB without a pause;
 
 - `step`: what a step costs beyond the same step without any library, of rank 0.
 - `SIGKILL`: from just before the signal to the *last* survivor's first committed step without the killed replica.
-- `SIGSTOP`: the same for a frozen replica. Ringfold evicts it after `evict_after_ms`; torchft's timeout of an op is 5 s.
+- `SIGSTOP`: the same for a frozen replica. Ringfold evicts it after `evict_after_ms`, 5 s; so long is torchft's timeout
+  of an op here.
 - `join`: from the order to join to the newcomer's first committed step with all; its imports are done before.
 
-torchft's lighthouse has `heartbeat_timeout_ms` 1,000 instead of its default of 5,000; its other settings are its defaults.
+torchft's lighthouse has `heartbeat_timeout_ms` 1,000 instead of 5,000; its other settings are its defaults.
 """
 
 import importlib.util
@@ -66,7 +67,9 @@ def command(
                         found.setdefault(what, []).append(team.lose(freeze=what == "SIGSTOP"))
                         found.setdefault("join", []).append(team.join())
                         progress.advance(task)
-    figures = [row_of(what, replicas, taken) for what in ("step", "SIGKILL", "SIGSTOP", "join") if what in taken["ringfold"]]
+    figures = [
+        row_of(what, replicas, taken) for what in ("step", "SIGKILL", "SIGSTOP", "join") if what in taken["ringfold"]
+    ]
     settings: dict[str, object] = {"replicas": replicas, "kills": kills, "stops": stops, "seconds": seconds}
     result = reports.report("torchft", settings, figures, peers=libraries, skipped=skipped)
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
@@ -163,7 +166,7 @@ class Team:
         return found[self.names[0]]
 
     def _wait_for(self, participants: int, timeout_s: float) -> dict[str, int]:
-        """Wait until each living replica has committed a step of so many; the instant of the first such step of each."""
+        """Wait until each living replica has committed a step of so many; the instant of each one's first."""
         first: dict[str, int] = {}
         while missing := [name for name in self.names if name not in first]:
             got = self._cluster.receive(timeout_s, missing)

@@ -65,7 +65,7 @@ def model_of(seed: int = 1) -> nn.Module:
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
-    return model(torch.randn(BATCH, WIDTH)).square().mean()  # type: ignore[no-any-return]
+    return model(torch.randn(BATCH, WIDTH)).square().mean()
 
 
 def alone_times(count: int = 50) -> list[int]:
@@ -76,7 +76,7 @@ def alone_times(count: int = 50) -> list[int]:
     for _ in range(count):
         before = monotonic_ns()
         optimizer.zero_grad()
-        loss_of(model).backward()  # type: ignore[no-untyped-call]
+        loss_of(model).backward()
         optimizer.step()
         durations.append(monotonic_ns() - before)
     return durations
@@ -94,7 +94,7 @@ def steps_of_ringfold(where: str, name: str, replicas: int) -> Iterator[Step]:
         before = monotonic_ns()
         for _ in run.steps(state, min_world=2):
             optimizer.zero_grad()
-            loss_of(model).backward()  # type: ignore[no-untyped-call]
+            loss_of(model).backward()
             optimizer.step()
             after = monotonic_ns()
             yield len(model.reductions[0].contributors), after - before
@@ -129,15 +129,15 @@ def steps_of_torchft(where: str, name: str, replicas: int) -> Iterator[Step]:
         replica_id=name,
         hostname="localhost",
     )
-    # Its DistributedDataParallel (0.2.0) fails with an AssertionError in the survivors of a kill. With one parameter this
-    # one has the same single op.
+    # Its DistributedDataParallel (0.2.0) fails with an AssertionError in the survivors of a kill. With one parameter
+    # this one has the same single op.
     model = PureDistributedDataParallel(manager, net)
     optimizer = Optimizer(manager, inner)
     before = monotonic_ns()
     while True:
         step = manager.current_step()
         optimizer.zero_grad()
-        loss_of(model).backward()  # type: ignore[no-untyped-call]
+        loss_of(model).backward()
         optimizer.step()
         if manager.current_step() == step:
             continue  # not committed
@@ -149,9 +149,7 @@ def steps_of_torchft(where: str, name: str, replicas: int) -> Iterator[Step]:
 def serve_lighthouse(channel: Channel) -> None:
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(
-        bind="[::]:0", min_replicas=2, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS
-    )
+    server = LighthouseServer(bind="[::]:0", min_replicas=2, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS)
     channel.send({"address": server.address()})
     channel.receive()
 
