@@ -37,6 +37,7 @@ from ringfold.peer.codes import REDUCE_OPS, OpKind
 from ringfold.peer.counting import Counter
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
+from ringfold.peer.sampling import Sampling
 from ringfold.peer.session import Session
 from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.peer.sync.sync_call import (
@@ -60,6 +61,7 @@ class Communicator:
     """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
 
     _sigterm_type: Callable[[float, Callable[[], None]], Sigterm] = Sigterm
+    _sampling_type: type[Sampling] = Sampling
 
     def __init__(
         self,
@@ -486,6 +488,7 @@ class Communicator:
         state: SharedState | None = None,
         *,
         until: int | None = None,
+        passes: int | None = None,
         min_world: int = 1,
         wait_s: float = 600.0,
         check_every: int = 100,
@@ -505,6 +508,9 @@ class Communicator:
         the loop waits, up to `wait_s`, also in a step's first op; later ops go on with the rest. The state is compared
         after admissions and aborts, every `check_every` steps, and at the end (`until`). A member that has diverged is
         named in a warning on all peers and gets the run's state; `on_divergence="raise"`: it raises `StateDiverged`.
+
+        If the state has a `Sampler`, `step.shard()` is this peer's part of the data, and the loop ends after `passes`
+        passes over it, or at the step `until`, whichever is first.
 
         With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` stay, and the loop begins
         with the newest complete one. If all peers were killed, the run resumes from the newest checkpoint of its own
@@ -526,6 +532,7 @@ class Communicator:
         """
         settings = StepSettings(
             until=until,
+            passes=passes,
             min_world=min_world,
             wait_s=wait_s,
             check_every=check_every,
@@ -537,6 +544,7 @@ class Communicator:
             counter=counter,
             sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
             sigterm_type=self._sigterm_type,
+            sampling_type=self._sampling_type,
             on_divergence=on_divergence,
             rejoin=rejoin,
         )

@@ -501,7 +501,8 @@ class PeerMachine:
 
     def _sync_done(self, message: messages.SyncDone) -> list[Effect]:
         moved = self._syncing.moved(message.ballot)
-        done = SyncSucceeded(message.revision, *moved, tuple(message.diverged), message.lineage)
+        what = tuple(message.diverged), message.lineage, tuple(message.participants)
+        done = SyncSucceeded(message.revision, *moved, *what)
         effects = self._end_sync(message.ballot)
         if not self._calls.finish(message.ballot):
             return effects
