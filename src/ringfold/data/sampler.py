@@ -6,8 +6,9 @@ The arrays change only at the end of a step, together with the step's number. So
 a step waits for peers or SIGTERM interrupts it, they are those of the last step boundary: a sync or a checkpoint in the
 middle of a step is one of its beginning.
 
-`members` is the table by which the next step is cut: the members that finished the last step. It says `run` with it,
-because the ids of peers mean something in their own run only.
+`members` are those that finished the last step. A step is cut for them, in their order, and after them for the members
+that have come since. So a step that waits for peers in its first op has room for newcomers, and the shares that are
+taken already stay as they are. `run` stands with them, because the ids of peers mean something in their own run only.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +31,7 @@ _PLACE = {name: place for place, name in enumerate(_HEADER)}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a step is cut: the sorted members that have shares, and the share of each."""
+    """How a step is cut: the members that have shares, and the share of each."""
 
     queue: Queue
     members: tuple[int, ...]
@@ -49,8 +50,7 @@ class Plan:
 class Share:
     """The samples of one peer in one step. `pieces` are their positions in the order of the pass `pass_number`.
 
-    It may be empty: at the end of a pass, and in the first step of a newcomer. It is false then, and the ops of the
-    step contribute nothing.
+    It may be empty, at the end of a pass. It is false then, and the ops of the step contribute nothing.
     """
 
     pass_number: int
@@ -168,15 +168,15 @@ class Sampler:
             raise UsageError(f"the sampler here has {', '.join(differing)} as the run's has: all peers make the same one")
 
     def table(self, participants: Sequence[int], run: int) -> tuple[int, ...]:
-        """The members by which a step is cut, given the participants of the last sync and the run's number.
+        """The members for which a step is cut, given the participants of the last sync and the run's number.
 
-        If none of those that finished the last step is there any more, or the run is another one, nobody holds a share:
-        then it is cut by the participants.
+        Those that finished the last step come first, whether they are still there or not. If none of them is, or the
+        run is another one, they do not count.
         """
-        known = tuple(self._members[: self._get("members")].tolist())
-        if self._get("run") == run and set(known) & set(participants):
-            return known
-        return tuple(sorted(participants)[: self._max_members])
+        known = self._members[: self._get("members")].tolist()
+        if self._get("run") != run or not set(known) & set(participants):
+            known = []
+        return tuple([*known, *sorted(set(participants) - set(known))][: self._max_members])
 
     def plan(self, members: tuple[int, ...], batch_size: int | None = None) -> Plan | None:
         """How the next step is cut; None as long as the size of a share is not known."""

@@ -2,21 +2,21 @@
 
 What must hold, and why it does:
 
-1. *All members cut a step alike.* The shared state has the queue and the table of members: those that finished the last
-   step. It is the same on all members. If none of them is left, the table is the participants of the last sync, which
-   all members know from the end of that sync (`SyncInfo.participants`). Nothing depends on which epoch a member has
-   seen by now.
-2. *A step in progress changes nothing.* Queue and table change at the end of a step only. So members that are inside a
-   step, where they wait for peers, have the same state as members that have not begun it yet, and as newcomers.
-3. *A peer contributes only what is its share.* A newcomer is not in the table, so its share is empty, and it contributes
-   nothing in its first step. A peer that was evicted and has joined again, or whose table has changed in a sync inside
-   the step, has taken another share than it has now: it contributes nothing either.
+1. *All members cut a step alike.* They cut it for the members that finished the last step, which the shared state has,
+   and for those that have come since: the other participants of the last sync, which all members know from the end of
+   that sync (`SyncInfo.participants`). Nothing depends on which epoch a member has seen by now.
+2. *A step in progress changes nothing.* The sampler's arrays change at the end of a step only. So members that are
+   inside a step, where they wait for peers, have the same state as members that have not begun it yet, and as newcomers.
+3. *A peer contributes only what is its share.* A sync inside a step may bring newcomers. They get shares after all
+   others, so that those usually stay as they are. Where they do not (at the end of a pass; if all members of the last
+   step are gone), and for a peer that was evicted and has joined again, the share that was taken is not the one that it
+   has now: then this peer contributes nothing.
 4. *All members settle alike.* The contributors of an op are the same on all members (`ReduceInfo`), and no sync comes
-   between the first commit of a step and its end. So the table at the end is that of the last op, and by rule 3 each
-   contributor has contributed its share in it.
+   between the first commit of a step and its end. So the step's end is settled by the cut that the last op was called
+   with, and by rule 3 each contributor has contributed its share in it.
 
-The next step's table is what is left of the participants: the members of the epoch in which the last op was committed.
-A member that was lost in the step is out of the table, and a newcomer is in it, without another sync.
+The members of the epoch in which the last op was committed are those that have finished the step: one that was lost in
+it gets no share in the next step, without another sync.
 """
 
 from collections.abc import Callable, Iterable

@@ -223,7 +223,7 @@ class Step:
 
         Call it before the step's first op. They are consumed if this peer contributes to the last op of the step that
         reduces (`all_reduce` or `reduce_scatter`), and go back to the queue otherwise. If there are none for this peer,
-        as in its first step and at the end of a pass, the ops of the step contribute nothing.
+        at the end of a pass, the ops of the step contribute nothing.
         """
         return self._loop.shard(n)
 
