@@ -25,7 +25,18 @@ from ringfold.errors import UsageError
 MAX_SIZE = 1 << 62
 MAX_MEMBERS = 1_024
 """Members of a group that have shares; further ones take part without."""
-_HEADER = ("size", "seed", "shuffle", "batch_size", "next_batch_size", "passes_done", "cursor", "redo", "members", "run")
+_HEADER = (
+    "size",
+    "seed",
+    "shuffle",
+    "batch_size",
+    "next_batch_size",
+    "passes_done",
+    "cursor",
+    "redo",
+    "members",
+    "run",
+)
 _PLACE = {name: place for place, name in enumerate(_HEADER)}
 
 
@@ -35,6 +46,7 @@ class Plan:
 
     queue: Queue
     members: tuple[int, ...]
+    batch_size: int
     shares: list[Pieces] = field(repr=False)
 
     def share_of(self, peer: int) -> Pieces:
@@ -68,6 +80,15 @@ class Share:
         """The samples themselves."""
         return self._order.samples(self.pass_number, self.positions)
 
+    @property
+    def size(self) -> int:
+        """How many samples the whole data set has."""
+        return self._order.size
+
+    @property
+    def shuffle(self) -> bool:
+        return self._order.shuffle
+
     def __len__(self) -> int:
         return count(self.pieces)
 
@@ -87,10 +108,10 @@ class Order:
 class Sampler:
     """Gives every sample of a data set to exactly one peer per pass, while peers come and go.
 
-    It is part of the shared state: `SharedState(model=weights, data=Sampler(len(dataset), batch_size=32))`. In a step of
-    `run.steps`, `step.shard()` is this peer's share. A sample is consumed if, and only if, its peer contributed to the
-    step's last op; the others go back to the queue. The order of a pass depends on `seed` and the number of the pass
-    only; without `shuffle` it is that of the data set.
+    It is part of the shared state: `SharedState(model=weights, data=Sampler(len(dataset), batch_size=32))`. In a step
+    of `run.steps`, `step.shard()` is this peer's share. A sample is consumed if, and only if, its peer contributed to
+    the step's last op; the others go back to the queue. The order of a pass depends on `seed` and the number of the
+    pass only; without `shuffle` it is that of the data set.
 
     `batch_size` is the size of a peer's share, the same on all peers; without it, it is that of the first
     `step.shard(n)`. A program may change it as it changes the model: after a step's op, on all peers alike. The next
@@ -164,8 +185,9 @@ class Sampler:
         there = self._get("size"), self._get("seed"), self._get("shuffle")
         if here != there:
             names = ("size", "seed", "shuffle")
-            differing = [f"{name} {mine}, not {run}" for name, mine, run in zip(names, here, there, strict=True) if mine != run]
-            raise UsageError(f"the sampler here has {', '.join(differing)} as the run's has: all peers make the same one")
+            pairs = zip(names, here, there, strict=True)
+            differing = [f"{name} {mine}, and the run's has {run}" for name, mine, run in pairs if mine != run]
+            raise UsageError(f"the sampler here has {'; '.join(differing)}: all peers make the same one")
 
     def table(self, participants: Sequence[int], run: int) -> tuple[int, ...]:
         """The members for which a step is cut, given the participants of the last sync and the run's number.
@@ -182,13 +204,13 @@ class Sampler:
         """How the next step is cut; None as long as the size of a share is not known."""
         each = self._batch_size(batch_size)
         queue = self._queue
-        return None if each is None else Plan(queue, members, queue.cut(len(members), each, self._max_ranges))
+        return None if each is None else Plan(queue, members, each, queue.cut(len(members), each, self._max_ranges))
 
-    def plan_after(self, plan: Plan) -> Plan:
-        """How the step after `plan` is cut, if nothing changes and all contribute."""
-        queue = plan.settle(plan.members)
-        each = self._get("next_batch_size") or self._get("batch_size") or max(map(count, plan.shares))
-        return Plan(queue, plan.members, queue.cut(len(plan.members), each, self._max_ranges))
+    def plan_after(self, plan: Plan, members: Sequence[int]) -> Plan:
+        """How the step after `plan` is cut, if exactly these members contribute to that one, and stay."""
+        queue, staying = plan.settle(members), tuple(sorted(members)[: self._max_members])
+        each = self._get("next_batch_size") or plan.batch_size
+        return Plan(queue, staying, each, queue.cut(len(staying), each, self._max_ranges))
 
     def share(self, plan: Plan, peer: int) -> Share:
         return Share(plan.queue.passes_done, plan.share_of(peer), self._order)

@@ -6,7 +6,7 @@ What must hold, and why it does:
    and for those that have come since: the other participants of the last sync, which all members know from the end of
    that sync (`SyncInfo.participants`). Nothing depends on which epoch a member has seen by now.
 2. *A step in progress changes nothing.* The sampler's arrays change at the end of a step only. So members that are
-   inside a step, where they wait for peers, have the same state as members that have not begun it yet, and as newcomers.
+   inside a step, where they wait for peers, have the same state as members that have not begun it, and as newcomers.
 3. *A peer contributes only what is its share.* A sync inside a step may bring newcomers. They get shares after all
    others, so that those usually stay as they are. Where they do not (at the end of a pass; if all members of the last
    step are gone), and for a peer that was evicted and has joined again, the share that was taken is not the one that it
@@ -83,6 +83,15 @@ class Sampling:
         """How the step is cut; None as long as the size of a share is not known."""
         sampler = self._used()
         return sampler.plan(self._table(sampler), self._given if batch_size is None else batch_size)
+
+    def predict(self, steps: int) -> list[Share]:
+        """This peer's shares of the next steps, if no member comes or goes, and all contribute."""
+        sampler, plan, found = self._used(), self.plan(), list[Share]()
+        for _ in range(0 if plan is None else steps):
+            assert plan is not None
+            plan = sampler.plan_after(plan, self.participants)
+            found.append(sampler.share(plan, self._peer()))
+        return found
 
     @property
     def contributes(self) -> bool:

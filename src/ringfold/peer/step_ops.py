@@ -105,7 +105,12 @@ class Outstanding:
     """
 
     def __init__(
-        self, ops: Ops, *, is_bound: bool, check_size: Callable[[int], None], committed: Callable[[int, ReduceInfo], None]
+        self,
+        ops: Ops,
+        *,
+        is_bound: bool,
+        check_size: Callable[[int], None],
+        committed: Callable[[int, ReduceInfo], None],
     ) -> None:
         self._ops = ops
         self._is_bound = is_bound

@@ -227,6 +227,13 @@ class Step:
         """
         return self._loop.shard(n)
 
+    def predicted_shards(self, steps: int) -> list[Share]:
+        """This peer's shares of the next steps, if no member comes or goes, and all contribute: for prefetching.
+
+        A share that was predicted is the real one if both are equal; otherwise, what was loaded for it is of no use.
+        """
+        return self._loop.predicted_shards(steps)
+
     def all_reduce(
         self,
         buffers: Buffers,
@@ -417,7 +424,7 @@ class Loop:
         while not self._is_at_end:
             step = self._with_rejoin(self._begin)
             if step is None:
-                # The run is beyond the end of this loop. It goes on without this newcomer, so no member would join a last sync.
+                # The run is beyond this loop's end. It goes on without this newcomer: no member would join a last sync.
                 self._save()
                 return
             if until is not None and step.number >= until:
@@ -558,6 +565,9 @@ class Loop:
         share = self._sampling.take(n)
         self._outstanding.contributes &= self._sampling.contributes
         return share
+
+    def predicted_shards(self, steps: int) -> list[Share]:
+        return self._sampling.predict(steps)
 
     def called(self, operation: str, *, contribute: bool) -> int:
         """The program calls an op that reduces: its place among those of the step."""

@@ -93,9 +93,9 @@ class SampledModel:
         wrong = np.flatnonzero(self.used != expected)
         if wrong.size:
             sample = int(wrong[0])
+            found = f"sample {sample} was used {self.used[sample]} times, and by the sampler {expected[sample]} times"
             raise Violation(
-                f"peer {peer}, step {self.state.revision}: sample {sample} was used {self.used[sample]} times, and by the "
-                f"sampler {expected[sample]} times ({wrong.size} samples differ; {self.sampler})"
+                f"peer {peer}, step {self.state.revision}: {found} ({wrong.size} samples differ; {self.sampler})"
             )
 
     def train(self, run: SimRun, me: Self, step: Step) -> None:
@@ -145,7 +145,8 @@ def sampled(work: Sampled) -> ProgramOf:
             ):
                 me.step_begins(model.state)
                 model.train(run, me, step)
-            model.check(me.peer)
+            if not model.state.torn:  # SIGTERM may end the loop inside a sync
+                model.check(me.peer)
         except StateError as error:
             disk.is_lost |= isinstance(error, StateLost)
             _restart(me, disk)
