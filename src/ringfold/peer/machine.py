@@ -501,8 +501,8 @@ class PeerMachine:
 
     def _sync_done(self, message: messages.SyncDone) -> list[Effect]:
         moved = self._syncing.moved(message.ballot)
-        what = tuple(message.diverged), message.lineage, tuple(message.participants)
-        done = SyncSucceeded(message.revision, *moved, *what)
+        diverged, participants = tuple(message.diverged), tuple(message.participants)
+        done = SyncSucceeded(message.revision, *moved, diverged, message.lineage, participants)
         effects = self._end_sync(message.ballot)
         if not self._calls.finish(message.ballot):
             return effects

@@ -73,7 +73,7 @@ class Loader(Generic[Batch]):
             raise UsageError(f"{', '.join(refused)}: the sampler in the shared state decides that")
         source: _Batches | _Ranges
         if read is not None or isinstance(dataset, IterableDataset):
-            source, self._samples = _Ranges(dataset or (), read, collate_fn), None
+            source, self._samples = _Ranges(cast(Iterable[Any], dataset), read, collate_fn), None
         else:
             source, self._samples = _Batches(cast(Indexed, dataset), collate_fn), len(cast(Indexed, dataset))
         self._requests = _Requests()

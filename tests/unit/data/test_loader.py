@@ -78,6 +78,7 @@ def all_samples(loader: Loader[Any], sampler: Sampler, draw: Random, passes: int
     return used
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["map", "iterable", "read", "stateful"])
 def test_batches_are_those_of_the_shares(kind: str, num_workers: int) -> None:
