@@ -74,12 +74,15 @@ class SampledModel:
         self.state = SmallState(used=self.used, data=self.sampler, life=np.full(1, life, np.int64))
 
     def make_foreign(self, draw: Random) -> None:
-        """The state of a process that was in another run, some steps into a pass."""
+        """The state of a process that was in another run, some steps into a pass. It is not at the end of the loop, as
+        in other loops: peers that begin there would not wait for others."""
         for revision in range(draw.randint(1, 6)):
             members = tuple(sorted(draw.sample(range(1, 9), draw.randint(1, 4))))
             plan = self.sampler.plan(members)
             assert plan is not None
             contributors = {member for member in members if draw.random() < 0.7}
+            if plan.settle(contributors).passes_done == self.work.passes:
+                return
             for member in contributors:
                 self.used[self.sampler.share(plan, member).indices] += 1
             self.sampler.settle(plan.settle(contributors), members, run=draw.randint(1, 3), batch_size=None)
