@@ -19,7 +19,8 @@ def train(me: ProgramContext) -> None:
     """A loop over some samples, which counts how often each was in the result of a step.
 
     `size`: of the data set. `pause_in`: the step in which the program waits for the test between taking its samples and
-    its op. `torch`: use the loader, with a worker. `slow`: steps take their time until the test sends something. `loop`: more arguments of `steps`.
+    its op. `torch`: use the loader, with a worker. `slow`: steps take their time until the test sends something.
+    `loop`: more arguments of `steps`.
     """
     import ringfold as rf
 

@@ -15,7 +15,7 @@ TIERS = (
     ("errors", "config", "states", "units", "limits"),
     ("wire",),
     ("runtime", "store", "topology"),
-    ("state", "probe", "clock", "iteration", "agent"),
+    ("state", "data", "probe", "clock", "iteration", "agent"),
     ("master", "peer"),
     ("observe",),
     ("torch", "compat", "cli", "testing", "tools"),

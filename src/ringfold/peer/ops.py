@@ -61,8 +61,6 @@ class Ops:
         self.use_session(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op is submitted."""
-        self.last_epoch = 0
-        """The epoch in which the op that returned last was committed."""
         self._last_result: OpResult | None = None
 
     def use_session(self, session: Session) -> None:
@@ -83,9 +81,10 @@ class Ops:
         return seen[1] if seen is not None and seen[0] == self._calls else None
 
     @property
-    def last_contributors(self) -> tuple[int, ...]:
-        """The contributors of the op that returned last."""
-        return () if self._last_result is None else self._last_result.contributors
+    def last_info(self) -> ReduceInfo:
+        """The op that returned last, in this thread or another."""
+        assert self._last_result is not None
+        return info_of(self._last_result)
 
     def run(
         self,
@@ -276,7 +275,7 @@ class Ops:
         if result.status != OK:
             return
         epoch, last = result.epoch, self.last
-        self.last_epoch, self._last_result = epoch, result
+        self._last_result = result
         if last is None or (epoch, result.registrations) > (last.epoch, last.registrations):
             self._seen.last = self._calls, result
 

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypedDict, TypeVar
 
 from ringfold.data.sampler import Share
 from ringfold.errors import (
@@ -74,6 +74,13 @@ _log = logging.getLogger("ringfold.steps")
 MAX_REJOINS = 3
 """How often a peer joins again without a finished step in between: the cause of the evictions will not go away."""
 T = TypeVar("T")
+
+
+class StepParts(TypedDict):
+    """The parts of a loop that a simulation replaces."""
+
+    sigterm_type: Callable[[float, Callable[[], None]], Sigterm]
+    sampling_type: type[Sampling]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -596,10 +603,10 @@ class Loop:
             self._outstanding.submit()
             with bound(self._outstanding.submit_in) if self._is_bound else nullcontext():
                 result = attempt()
-            epoch = result.epoch if isinstance(result, ReduceInfo) else self._ops.last_epoch
-            self._note_commit(epoch)
+            info = result if isinstance(result, ReduceInfo) else self._ops.last_info
+            self._note_commit(info.epoch)
             if order is not None:
-                self._sampling.committed(order, self._ops.last_contributors, epoch)
+                self._sampling.committed(order, info.contributors, info.epoch)
             return result
 
         def do_alone() -> T:
