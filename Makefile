@@ -162,7 +162,7 @@ tidy: .venv/.ready
 sim: .venv/.ready
 	$(call STEP,simulation$(if $(SEED), of seed $(SEED), with $(SEEDS) seeds))
 	$(BIN)/python -m ringfold.testing $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS))
-	$(if $(SEED),,for mode in failover stalls channels hosts resume runs probing iterations; do $(BIN)/python -m ringfold.testing --$$mode --seeds $(SEEDS); done)
+	$(if $(SEED),,for mode in failover stalls channels hosts resume runs samples probing iterations; do $(BIN)/python -m ringfold.testing --$$mode --seeds $(SEEDS); done)
 	$(if $(SEED),,PYTHONPATH=tests $(BIN)/python -m planted)
 
 soak: .venv/.ready

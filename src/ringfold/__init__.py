@@ -21,11 +21,13 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 #   probe, clock     UDP probes between nodes, lines between their clocks; the global clock
 #   iteration        the global iteration: agreement through a store alone
 #   agent            the per-host agent: flows, telemetry, and hints how to split traffic over paths
+#   data             which peer takes which samples of a data set. Pure
 #   state            shared state: the arrays that are bit-identical on all peers
 #   master           the state machine of a run, and the server around it
 #   peer             the communicator of a training process, and its native engine
 #   torch            PyTorch: a model and its optimizer as shared state; checkpoints as torch and safetensors files
 #   compat           the PCCL API on top of the communicator
+#   torch            for PyTorch programs: a loader for the samples of a step
 #   cli, testing     the commands; the deterministic simulation, public
 #   tools            programs around the library: benchmarks, soak tests, the demo, the lab
 #
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from ringfold import torch as torch
     from ringfold.clock.prober import Prober
     from ringfold.config import Resolved
+    from ringfold.data.sampler import Sampler, Share
     from ringfold.iteration.shell import GlobalIteration
     from ringfold.master.server import MasterThread
     from ringfold.peer.communicator import Communicator
@@ -107,6 +110,8 @@ __all__ = [
     "RemoteProtocolError",
     "RevisionViolation",
     "RingfoldError",
+    "Sampler",
+    "Share",
     "SharedState",
     "StateDiverged",
     "StateError",
@@ -136,6 +141,8 @@ _LAZY = {
     "PeerTimings": "ringfold.peer.settings",
     "Prober": "ringfold.clock.prober",
     "ReduceInfo": "ringfold.peer.outcome",
+    "Sampler": "ringfold.data.sampler",
+    "Share": "ringfold.data.sampler",
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",
     "StepHandle": "ringfold.peer.step_ops",

@@ -3,9 +3,10 @@
 If it does not find these, its silence about the real code means nothing. `PYTHONPATH=tests python -m planted` looks for
 all of them (`__main__.py`). By simulation: `runs.py` (collectives, epochs, syncs), `failover.py` (masters are lost),
 `stalls.py` (the watchdog), `resume.py` (all peers are killed), `several.py` (several runs), `hosts.py` (direct lanes),
-`channels.py` (slices of ops), `shares.py` (fixed shares of paths), `probing.py` (rounds), `filters.py` (the filter of
-edges), `iterations.py` (the global iteration) with `classic_iteration.py` (the protocol that it replaces), `agents.py`
-(the transport agent and its clients, also in C), `forwarding.py` (telemetry among agents).
+`channels.py` (slices of ops), `samples.py` (samplers), `shares.py` (fixed shares of paths), `probing.py` (rounds),
+`filters.py` (the filter of edges), `iterations.py` (the global iteration) with `classic_iteration.py` (the protocol
+that it replaces), `agents.py` (the transport agent and its clients, also in C), `forwarding.py` (telemetry among
+agents).
 """
 
 from collections.abc import Callable

@@ -15,13 +15,13 @@ TIERS = (
     ("errors", "config", "states", "units", "limits"),
     ("wire",),
     ("runtime", "store", "topology"),
-    ("state", "probe", "clock", "iteration", "agent"),
+    ("state", "data", "probe", "clock", "iteration", "agent"),
     ("master", "peer"),
     ("observe",),
     ("torch", "compat", "cli", "testing", "tools"),
 )
 TIER = {package: number for number, packages in enumerate(TIERS) for package in packages}
-SIDEWAYS = {("config", "errors"), ("clock", "probe"), ("store", "runtime"), ("tools", "cli")}
+SIDEWAYS = {("config", "errors"), ("clock", "probe"), ("store", "runtime"), ("tools", "cli"), ("tools", "torch")}
 """The imports inside one tier that are allowed. `cli` may use anything, and `ringfold` itself may import anything."""
 
 MAX_FUNCTION_LINES = 60

@@ -429,7 +429,7 @@ def _of_several_groups(reason: Reason) -> Reason:
 
 def sync_done(group: Group, ballot: int, revision: int) -> SyncDone:
     """The message to a participant of the group's last finished sync."""
-    what = group.finished_diverged, group.lineage, group.finished_rollback
+    what = group.finished_diverged, group.lineage, group.finished_rollback, sorted(group.finished_ballots)
     return SyncDone(ballot, group.finished_sync, revision, *what)
 
 

@@ -37,8 +37,9 @@ from ringfold.peer.codes import REDUCE_OPS, OpKind
 from ringfold.peer.counting import Counter
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
+from ringfold.peer.sampling import Sampling
 from ringfold.peer.session import Session
-from ringfold.peer.steps import Step, StepSettings, steps
+from ringfold.peer.steps import Step, StepParts, StepSettings, steps
 from ringfold.peer.sync.sync_call import (
     OnDivergence,
     SyncInfo,
@@ -60,6 +61,7 @@ class Communicator:
     """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
 
     _sigterm_type: Callable[[float, Callable[[], None]], Sigterm] = Sigterm
+    _sampling_type: type[Sampling] = Sampling
 
     def __init__(
         self,
@@ -487,6 +489,7 @@ class Communicator:
         state: SharedState | None = None,
         *,
         until: int | None = None,
+        passes: int | None = None,
         min_world: int = 1,
         wait_s: float = 600.0,
         check_every: int = 100,
@@ -507,14 +510,15 @@ class Communicator:
         after admissions and aborts, every `check_every` steps, and at the end (`until`). A member that has diverged is
         named in a warning on all peers and gets the run's state; `on_divergence="raise"`: it raises `StateDiverged`.
 
+        If the state has a `Sampler`, `step.shard()` is this peer's part of the data, and the loop ends after `passes`.
+
         With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` stay, and the loop begins
-        with the newest complete one. If all peers were killed, the run resumes from the newest checkpoint of its own
-        history, after a wait for the peers that took part in the last sync (the setting `resume_wait_s`).
+        with the newest one. If all peers were killed, the run resumes from the newest one of its own history, after a
+        wait for the peers that took part in the last sync (the setting `resume_wait_s`).
 
         With `counter=GlobalIteration(store, rank, world)` a step's number is the iteration that several groups or runs
-        agree on, each of them being one rank: it begins when all active ranks have finished the one before. All peers
-        of a group give the same rank and get the same numbers; one of them at a time requests them for the group. A
-        number that a group has missed is skipped (`step.missed`). The counter is closed with the loop.
+        agree on, each being one rank: it begins when all active ranks have finished the one before. All peers of a
+        group give the same rank and get the same numbers. A number that it missed is skipped (`step.missed`).
 
         A peer that is evicted, because it was silent or kept the others waiting, joins again by itself: between steps,
         or in the first op of a step. That op then belongs to the group's present step (`step.number`): this peer adds
@@ -522,11 +526,12 @@ class Communicator:
 
         SIGTERM ends the loop at a step boundary: the present step may end within `sigterm_grace_s` seconds (a setting),
         and a wait for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`,
-        and the signal does what it did before the loop: by default it ends the process. A second SIGTERM does so at
-        once. A loop in another thread than the main one, or with `handle_sigterm=False`, leaves the signal alone.
+        and the signal does what it did before: by default it ends the process. A second SIGTERM does so at once. A loop
+        in another thread than the main one, or with `handle_sigterm=False`, leaves the signal alone.
         """
         settings = StepSettings(
             until=until,
+            passes=passes,
             min_world=min_world,
             wait_s=wait_s,
             check_every=check_every,
@@ -537,9 +542,9 @@ class Communicator:
             rollback=rollback,
             counter=counter,
             sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
-            sigterm_type=self._sigterm_type,
             on_divergence=on_divergence,
             rejoin=rejoin,
+            **self._parts_of_steps(),
         )
         return steps(self, self._ops, state, settings)
 
@@ -550,6 +555,9 @@ class Communicator:
 
     def _set_step(self, step: Step | None) -> None:
         self._step = step
+
+    def _parts_of_steps(self) -> StepParts:
+        return {"sigterm_type": self._sigterm_type, "sampling_type": self._sampling_type}
 
     # Membership
 

@@ -211,13 +211,14 @@ class SyncSucceeded:
     """A sync has succeeded: the revision of all members that took part, and the bytes of blocks that this peer moved.
 
     `diverged` are the members that should have had the state before, and had not. `lineage` is the history that the
-    state is part of now."""
+    state is part of now. `participants` are all peers that took part."""
 
     revision: int
     tx_bytes: int
     rx_bytes: int
     diverged: tuple[Divergence, ...] = ()
     lineage: Lineage | None = None
+    participants: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

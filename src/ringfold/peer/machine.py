@@ -501,7 +501,8 @@ class PeerMachine:
 
     def _sync_done(self, message: messages.SyncDone) -> list[Effect]:
         moved = self._syncing.moved(message.ballot)
-        done = SyncSucceeded(message.revision, *moved, tuple(message.diverged), message.lineage)
+        diverged, participants = tuple(message.diverged), tuple(message.participants)
+        done = SyncSucceeded(message.revision, *moved, diverged, message.lineage, participants)
         effects = self._end_sync(message.ballot)
         if not self._calls.finish(message.ballot):
             return effects

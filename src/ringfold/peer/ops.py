@@ -61,8 +61,7 @@ class Ops:
         self.use_session(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op is submitted."""
-        self.last_epoch = 0
-        """The epoch in which the op that returned last was committed."""
+        self._last_result: OpResult | None = None
 
     def use_session(self, session: Session) -> None:
         """Use a new session: nothing is in flight there, and nothing has returned."""
@@ -80,6 +79,12 @@ class Ops:
         """Of the ops whose end this thread has seen since the last run-wide call, the one with the highest count."""
         seen: tuple[int, OpResult] | None = getattr(self._seen, "last", None)
         return seen[1] if seen is not None and seen[0] == self._calls else None
+
+    @property
+    def last_info(self) -> ReduceInfo:
+        """The op that returned last, in this thread or another."""
+        assert self._last_result is not None
+        return info_of(self._last_result)
 
     def run(
         self,
@@ -270,7 +275,7 @@ class Ops:
         if result.status != OK:
             return
         epoch, last = result.epoch, self.last
-        self.last_epoch = epoch
+        self._last_result = result
         if last is None or (epoch, result.registrations) > (last.epoch, last.registrations):
             self._seen.last = self._calls, result
 

@@ -17,6 +17,7 @@ from ringfold.peer.buffers import Buffers, Spans, in_and_out
 from ringfold.peer.codes import OpKind, Retry
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.sampling import Order
 from ringfold.wire.messages import Record
 
 
@@ -35,12 +36,14 @@ class StepOp:
         quantize: str | None,
         skip_none: bool,
         contribute: bool,
+        order: Order,
     ) -> None:
         self.source, self.target = in_and_out(buffers, out, dtype, skip_none=skip_none)
         self.reduce_op = reduce_code(op)
         self.tag = tag
         self.timeout_s = timeout_s
         self.contribute = contribute
+        self.order = order
         self.quantisation = quantisation_code(quantize, op, self.source.codes)
         self.operation = f"all_reduce (tag {tag})"
         self.number: int | None = None
@@ -98,11 +101,17 @@ class StepHandle:
 class Outstanding:
     """The async ops of a step that have not ended, in the order they were begun.
 
-    `check_size` raises `TooFewPeers` if a group of that size is too small; `committed` is called for each commit.
+    `check_size` raises `TooFewPeers` if a group of that size is too small; `committed` is called for each commit, with
+    the op's place among those of the step.
     """
 
     def __init__(
-        self, ops: Ops, *, is_bound: bool, check_size: Callable[[int], None], committed: Callable[[int], None]
+        self,
+        ops: Ops,
+        *,
+        is_bound: bool,
+        check_size: Callable[[int], None],
+        committed: Callable[[Order, ReduceInfo], None],
     ) -> None:
         self._ops = ops
         self._is_bound = is_bound
@@ -170,20 +179,21 @@ class Outstanding:
                     self._begun.remove(op)
                     op.end(ended)
                     if isinstance(ended, ReduceInfo):
-                        self._committed(ended.epoch)
+                        self._committed(op.order, ended)
 
     def restart(self) -> None:
         """Peers were admitted: they begin with the first call of the step, and all members count from 0 again."""
         for op in self._begun:
             op.number, op.again, op.is_alone = None, False, False
 
-    def end_alone(self, info: ReduceInfo) -> None:
+    def end_alone(self, info: ReduceInfo) -> list[StepOp]:
         """The group has one member, which is enough: end the ops that found no other."""
         alone = [op for op in self._begun if op.is_alone]
         self._begun = [op for op in self._begun if not op.is_alone]
         for op in alone:
             op.contribute &= self.contributes
             op.end_alone(info)
+        return alone
 
     def abandon(self) -> None:
         """The loop is over: release the ops; the engine forgets each when it has ended."""

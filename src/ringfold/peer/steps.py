@@ -26,6 +26,8 @@ SIGTERM is checked between steps, and before the loop waits for peers (`runtime/
 then saves a state that no step has begun to change: that of a step boundary, or of a step in which no op has committed;
 a newcomer would get the same. It is not compared with the other members' state, because the loop does not wait for
 them. So a master that still knows the last sync may request an older checkpoint instead (`sync/resume.py`).
+
+If the state has a sampler, `sampling.py` says whose share is which, and what was consumed at the end of a step.
 """
 
 import logging
@@ -33,8 +35,9 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypedDict, TypeVar
 
+from ringfold.data.sampler import Share
 from ringfold.errors import (
     DeadlineExceeded,
     Evicted,
@@ -49,6 +52,7 @@ from ringfold.peer.buffers import Array, ArrayLike, Buffers, in_and_out, result_
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, bound
 from ringfold.peer.outcome import SLICE_S, ReduceInfo, copy_error
+from ringfold.peer.sampling import Order, Sampling, sampler_of
 from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
 from ringfold.peer.step_ops import result_alone as reduce_alone
 from ringfold.peer.sync.resume import CheckpointStore, Resuming, check_used
@@ -72,11 +76,20 @@ MAX_REJOINS = 3
 T = TypeVar("T")
 
 
+class StepParts(TypedDict):
+    """The parts of a loop that a simulation replaces."""
+
+    sigterm_type: Callable[[float, Callable[[], None]], Sigterm]
+    sampling_type: type[Sampling]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
     """The arguments of `Communicator.steps`."""
 
     until: int | None = None
+    passes: int | None = None
+    """How many passes over the data of the state's sampler the loop makes."""
     min_world: int = 1
     wait_s: float = 600.0
     check_every: int = 100
@@ -95,11 +108,15 @@ class StepSettings:
     on_divergence: OnDivergence = "repair"
     rejoin: bool = True
     """Whether a peer that is evicted joins again. With a counter it does not: only one peer speaks for a group."""
+    sampling_type: type[Sampling] = Sampling
+    """How samples are given out; a simulation plants bugs here."""
 
     def __post_init__(self) -> None:
         for name in ("min_world", "check_every", "every", "keep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.passes is not None and self.counter is not None:
+            raise UsageError("a loop with a counter ends with the other ranks: give it until=, not passes=")
         check_on_divergence(self.on_divergence)
 
 
@@ -174,6 +191,8 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
         if settings.checkpoint is not None:
             raise UsageError("a checkpoint needs a shared state: steps(state, checkpoint=...)")
         state = SharedState._without_arrays()
+    if settings.passes is not None and sampler_of(state) is None:
+        raise UsageError("passes= needs a sampler in the shared state: SharedState(..., data=Sampler(size))")
     checkpoints = _store(settings)
     if checkpoints is not None:
         note_saved(state)
@@ -206,6 +225,22 @@ class Step:
         self.sync = sync
         self.missed = missed
         self._loop = loop
+
+    def shard(self, n: int | None = None) -> Share:
+        """This peer's samples of this step, by the `Sampler` in the shared state: `n`, or its `batch_size`, or fewer.
+
+        Call it before the step's first op. They are consumed if this peer contributes to the last op of the step that
+        reduces (`all_reduce` or `reduce_scatter`), and go back to the queue otherwise. If there are none for this peer,
+        at the end of a pass, the ops of the step contribute nothing.
+        """
+        return self._loop.shard(n)
+
+    def predicted_shards(self, steps: int) -> list[Share]:
+        """This peer's shares of the next steps, if no member comes or goes, and all contribute: for prefetching.
+
+        A share that was predicted is the real one if both are equal; otherwise, what was loaded for it is of no use.
+        """
+        return self._loop.predicted_shards(steps)
 
     def all_reduce(
         self,
@@ -260,6 +295,29 @@ class Step:
             quantize=quantize,
             skip_none=skip_none,
             contribute=contribute,
+            order=self._loop.called("all_reduce_async", contribute=contribute),
+        )
+        return self._loop.all_reduce_async(self, begun)
+
+    def _call_for_buckets(self, *, contribute: bool) -> Order:
+        """Several ops, the buckets of a backward pass, are about to begin as one call."""
+        return self._loop.called("backward", contribute=contribute)
+
+    def _begin_bucket(
+        self, call: Order, number: int, flat: ArrayLike, *, tag: int, quantize: str | None, contribute: bool
+    ) -> StepHandle:
+        """Begin one of these, averaged. Which one is the last op of the step does not depend on who begins when."""
+        begun = StepOp(
+            flat,
+            None,
+            None,
+            op="avg",
+            tag=tag,
+            timeout_s=None,
+            quantize=quantize,
+            skip_none=False,
+            contribute=contribute,
+            order=(call[0], number),
         )
         return self._loop.all_reduce_async(self, begun)
 
@@ -322,6 +380,8 @@ class Step:
                 contribute=contribute and loop.contributes,
             ),
             lambda: result_alone(array, out, dtype, gathers=False, contribute=contribute and loop.contributes),
+            order=loop.called("reduce_scatter", contribute=contribute),
+            contribute=contribute,
         )
 
     def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> ReduceInfo:
@@ -360,15 +420,16 @@ class Loop:
         self._sigterm = settings.sigterm_type(settings.sigterm_grace_s or 0.0, self._leave)
         self._committed = 0  # how many ops of this peer were committed when the step began
         self._outstanding = Outstanding(
-            ops, is_bound=self._is_bound, check_size=self._check_size, committed=self._note_commit
+            ops, is_bound=self._is_bound, check_size=self._check_size, committed=self._note_async_commit
         )
         self._is_cut_off = False  # whether this peer left the run during a step that the program has finished
+        self._sampling = settings.sampling_type(state, lambda: run.peer_id, self._members_of)
 
     def steps(self) -> Iterator[Step]:
         if self._settings.sigterm_grace_s is not None:
             self._sigterm.install()
         # A peer that leaves before the end of the loop has not finished the run.
-        self._ops.session.stopped = self._settings.until is not None
+        self._ops.session.stopped = self._has_end
         try:
             yield from self._steps()
             self._ops.session.stopped = False
@@ -391,10 +452,10 @@ class Loop:
 
     def _steps(self) -> Iterator[Step]:
         state, until = self._state, self._settings.until
-        while until is None or state.revision < until:
+        while not self._is_at_end:
             step = self._with_rejoin(self._begin)
             if step is None:
-                # The run is beyond `until`. It goes on without this newcomer, so no member would join a last sync.
+                # The run is beyond this loop's end. It goes on without this newcomer: no member would join a last sync.
                 self._save()
                 return
             if until is not None and step.number >= until:
@@ -404,6 +465,7 @@ class Loop:
             self._check_sigterm()
             self._outstanding.contributes = True
             self._run._set_step(step)
+            self._sampling.begin()
             yield step
             self._run._set_step(None)
             self._wait_for_rest(step)
@@ -423,11 +485,11 @@ class Loop:
                     self._prepare(last=True)
 
     def _begin(self) -> Step | None:
-        """Get to the group's next step; None if the run is beyond `until`."""
+        """Get to the group's next step; None if the run is beyond the end of this loop."""
         self._admit()
         info = self._prepare()
         due = self._state.revision
-        if self._settings.until is not None and due >= self._settings.until:
+        if self._is_at_end:
             return None
         while (number := self._count()) is None:
             self._check_sigterm()
@@ -440,7 +502,19 @@ class Loop:
         self._ops.set_step(step.number)
         self._note_committed()
 
+    @property
+    def _has_end(self) -> bool:
+        return self._settings.until is not None or self._settings.passes is not None
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Decided by the state, which is the same on all members."""
+        until, passes, sampler = self._settings.until, self._settings.passes, self._sampling.sampler
+        are_done = passes is not None and sampler is not None and sampler.passes_done >= passes
+        return are_done or (until is not None and self._state.revision >= until)
+
     def _finish(self, number: int) -> None:
+        self._sampling.finish()
         self._state.revision = number + 1
         self._rejoins = 0
         if self._counting is not None:
@@ -465,7 +539,7 @@ class Loop:
         _log.warning("joining again, as a newcomer (attempt %d of %d): %s", self._rejoins, MAX_REJOINS, error)
         with self._sigterm.waiting():
             self._run.rejoin()
-        self._ops.session.stopped = self._settings.until is not None
+        self._ops.session.stopped = self._has_end
         self._is_member = False
         self._epoch_changed = False
         self._epoch = None
@@ -520,20 +594,55 @@ class Loop:
 
     # Ops
 
-    def all_reduce(self, step: Step, call: "_Call") -> ReduceInfo:
-        return self.collective(step, lambda: self._reduce(call), lambda: self._reduce_alone(call))
+    def shard(self, n: int | None) -> Share:
+        share = self._sampling.take(n)
+        self._outstanding.contributes &= self._sampling.contributes
+        return share
 
-    def collective(self, step: Step, attempt: Callable[[], T], alone: Callable[[], T]) -> T:
-        """An op of a step. `alone` makes its result in a group of one, if that is enough."""
+    def predicted_shards(self, steps: int) -> list[Share]:
+        return self._sampling.predict(steps)
+
+    def called(self, operation: str, *, contribute: bool) -> Order:
+        """The program calls an op that reduces: its place among those of the step."""
+        return self._sampling.called(operation, contribute=contribute and self.contributes)
+
+    def all_reduce(self, step: Step, call: "_Call") -> ReduceInfo:
+        order = self.called("all_reduce", contribute=call.contribute)
+        attempt, alone = (lambda: self._reduce(call)), (lambda: self._reduce_alone(call))
+        return self.collective(step, attempt, alone, order=order, contribute=call.contribute)
+
+    def collective(
+        self,
+        step: Step,
+        attempt: Callable[[], T],
+        alone: Callable[[], T],
+        *,
+        order: Order | None = None,
+        contribute: bool = True,
+    ) -> T:
+        """An op of a step. `alone` makes its result in a group of one, if that is enough.
+
+        `order` is the place of an op that reduces, `contribute` whether the program wants this peer to contribute.
+        """
 
         def do() -> T:
             self._outstanding.submit()
             with bound(self._outstanding.submit_in) if self._is_bound else nullcontext():
                 result = attempt()
-            self._note_commit(result.epoch if isinstance(result, ReduceInfo) else self._ops.last_epoch)
+            info = result if isinstance(result, ReduceInfo) else self._ops.last_info
+            self._note_commit(info.epoch)
+            if order is not None:
+                self._sampling.committed(order, info.contributors, info.epoch)
             return result
 
-        return self._guarded(step, lambda: self._among_enough(step, do, alone))
+        def do_alone() -> T:
+            result = alone()
+            if order is not None:
+                me = self._run.peer_id
+                self._sampling.committed_alone(order, (me,) if contribute and self.contributes else ())
+            return result
+
+        return self._guarded(step, lambda: self._among_enough(step, do, do_alone))
 
     def all_reduce_async(self, step: Step, op: StepOp) -> StepHandle:
         self._guarded(step, lambda: self._outstanding.begin(op))
@@ -567,6 +676,7 @@ class Loop:
                     self._count()  # newcomers begin with this op, too
                     self._note_committed()
                     self._outstanding.restart()
+                    self._outstanding.contributes &= self._sampling.contributes
                     is_too_small = False
                 return do()
             except TooFewPeers:
@@ -606,7 +716,9 @@ class Loop:
                 left_s -= SLICE_S
 
         def alone() -> None:
-            self._outstanding.end_alone(self.info_alone())
+            for ended in self._outstanding.end_alone(self.info_alone()):
+                assert isinstance(ended.outcome, ReduceInfo)
+                self._sampling.committed_alone(ended.order, ended.outcome.contributors)
 
         self._guarded(step, lambda: self._among_enough(step, do, alone))
 
@@ -637,6 +749,13 @@ class Loop:
     def _note_commit(self, epoch: int) -> None:
         self._reduced_in = self._step
         self._note(epoch)
+
+    def _note_async_commit(self, order: Order, info: ReduceInfo) -> None:
+        self._note_commit(info.epoch)
+        self._sampling.committed(order, info.contributors, info.epoch)
+
+    def _members_of(self, epoch: int) -> tuple[int, ...]:
+        return self._ops.session.locked(lambda machine: machine.facts[epoch].members)
 
     def info_alone(self) -> ReduceInfo:
         return ReduceInfo((self._run.peer_id,), self._run.epoch, 0, 0)
@@ -720,7 +839,7 @@ class Loop:
                 self._run.has_newcomers or self._epoch_changed or number % self._settings.check_every == 0 or is_due
             ):
                 self._check_not_torn()
-                return SyncInfo(number, checked=False)
+                return SyncInfo(number, checked=False, participants=self._sampling.participants)
             try:
                 info = self._sync(0 if last else self._min_world)
             except TooFewPeers:
@@ -771,6 +890,7 @@ class Loop:
         self._is_member = True
         self._epoch_changed = False
         self._epoch = None
+        self._sampling.synced(info.participants)
         return info
 
     def _sync_once(self, min_world: int, *, is_listing: bool) -> SyncInfo:

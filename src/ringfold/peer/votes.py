@@ -26,6 +26,7 @@ from ringfold.wire.messages import (
     CallDone,
     CallFailed,
     Epoch,
+    PeerId,
     PendingAnswers,
     PendingQuestion,
     Reason,
@@ -183,10 +184,11 @@ REMEMBERED_EPOCHS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """What `are_peers_pending` needs to know about an epoch, the same on all its members."""
+    """What `are_peers_pending` needs to know about an epoch, the same on all its members; and the members."""
 
     registrations: int
     groups: int
+    members: tuple[PeerId, ...] = ()
 
 
 class RunFacts:
@@ -202,7 +204,7 @@ class RunFacts:
         self._admission: Record | None = None  # the last record with newcomers, until an update or the join reports it
 
     def recorded(self, record: Record) -> None:
-        self.by_epoch[record.epoch] = EpochFacts(record.registrations, record.world.groups)
+        self.by_epoch[record.epoch] = EpochFacts(record.registrations, record.world.groups, _members(record))
         if record.newcomers:
             self._admission = record
         if len(self.by_epoch) > REMEMBERED_EPOCHS:
@@ -247,10 +249,14 @@ class RunFacts:
         if admission is None and not done.pending:
             # The peers that registered since the record have left again.
             settled = max(settled, done.registrations)
-        self.by_epoch[record.epoch] = EpochFacts(settled, groups_now)
+        self.by_epoch[record.epoch] = EpochFacts(settled, groups_now, _members(record))
         if done.call > self.answers.call:
             self.answers = PendingAnswers(done.call)
         return CallSucceeded(pending, groups, done.world, done.call)
+
+
+def _members(record: Record) -> tuple[PeerId, ...]:
+    return tuple(member.peer for member in record.members)
 
 
 # What the next master cannot know

@@ -7,7 +7,7 @@ checkpoint was loaded completely.
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import SupportsIndex, get_args
+from typing import Protocol, SupportsIndex, get_args, runtime_checkable
 
 from ringfold.errors import UsageError
 from ringfold.limits import MAX_KEYS
@@ -34,13 +34,21 @@ class MayDiffer:
         return f"MayDiffer({self.array!r})"
 
 
+@runtime_checkable
+class HasSharedArrays(Protocol):
+    """An object that keeps its state in arrays. In a shared state it stands for all of them: its own name, a dot, and
+    the name that it gives each."""
+
+    def shared_arrays(self) -> Mapping[str, object]: ...
+
+
 class SharedState:
     """Names arrays that must be the same on every peer: `SharedState(model=weights, momentum=velocity)`.
 
     The arrays are referred to, not copied: change them in place, because a name that is bound to another array is not
     seen here. They may be NumPy arrays, torch tensors on the CPU or on a GPU, or anything else with the buffer protocol
     or DLPack, of any dtype that holds no Python objects; they must be contiguous and writable. An array in `MayDiffer`
-    is only compared by dtype and shape.
+    is only compared by dtype and shape. A `Sampler` stands for the arrays that it keeps its position in.
 
     `revision` counts how often the state has been changed by all; a run that continues from a checkpoint begins with
     the checkpoint's. `hash` says how content is compared: "rf64" is fast, and "blake3" also stands up to peers that
@@ -95,6 +103,8 @@ class SharedState:
     def _bind(self, arrays: Mapping[str, object]) -> None:
         self._arrays: dict[str, object] = {}
         self._may_differ: set[str] = set()
+        self._objects = {name: each for name, each in arrays.items() if isinstance(each, HasSharedArrays)}
+        arrays = _with_arrays_of(self._objects, arrays)
         for name in sorted(arrays):
             array = arrays[name]
             if isinstance(array, MayDiffer):
@@ -112,6 +122,11 @@ class SharedState:
     def arrays(self) -> Mapping[str, object]:
         """The arrays by name, sorted, so that all peers go through them in the same order."""
         return self._arrays
+
+    @property
+    def objects(self) -> Mapping[str, object]:
+        """The objects by name that keep their state in some of the arrays."""
+        return self._objects
 
     @property
     def revision(self) -> int:
@@ -156,6 +171,17 @@ class SharedState:
     def __repr__(self) -> str:
         torn = ", torn" if self._torn else ""
         return f"SharedState({', '.join(self._arrays)}; revision {self.revision}{torn})"
+
+
+def _with_arrays_of(objects: Mapping[str, HasSharedArrays], arrays: Mapping[str, object]) -> dict[str, object]:
+    """The arrays, with those of the objects instead of the objects."""
+    given = {name: array for name, array in arrays.items() if name not in objects}
+    for name, each in objects.items():
+        for part, array in each.shared_arrays().items():
+            if f"{name}.{part}" in given:
+                raise UsageError(f"the shared state has two arrays named {f'{name}.{part}'!r}")
+            given[f"{name}.{part}"] = array
+    return given
 
 
 def set_torn(state: SharedState, torn: bool) -> None:

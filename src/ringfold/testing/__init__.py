@@ -17,8 +17,8 @@ plain blocking code), `workloads.py`, `stateful.py` and `stalling.py` (the progr
 (the promises). `simulation.py` puts a run together.
 
 From seeds to runs: `faults.py`, `scenario.py`, `several.py` (several runs on one master), `resuming.py` (all peers are
-killed) and `sharing.py` (fixed shares of paths). `python -m ringfold.testing` runs many seeds. Bugs that the simulation
-must find are in `tests/planted`.
+killed), `sampled.py` (loops with a sampler) and `sharing.py` (fixed shares of paths). `python -m ringfold.testing` runs
+many seeds. Bugs that the simulation must find are in `tests/planted`.
 
 Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `probing_checks.py`, and with relays
 `probing_regions.py`. So have the filter of edges, `filtering.py`, and the global iteration: `iterating.py`,

@@ -21,6 +21,7 @@ from ringfold.testing.forwarding import run_forwarding
 from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.probing_regions import run_regions
 from ringfold.testing.resuming import run_resume
+from ringfold.testing.sampled import run_samples
 from ringfold.testing.scenario import Outcome, run_channels, run_failover, run_hosts, run_seed, run_stalls
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.several import run_several
@@ -135,6 +136,11 @@ def run_resume_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_several_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds of several runs on one master; a violation is an outcome too."""
     return [_caught(run_several, seed) for seed in seeds]
+
+
+def run_sample_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some seeds of loops with samplers; a violation is an outcome too."""
+    return [_caught(run_samples, seed) for seed in seeds]
 
 
 def run_share_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
@@ -278,6 +284,7 @@ RUNS: dict[str, Callable[..., object]] = {
     "stalls": run_stalls,
     "resume": run_resume,
     "runs": run_several,
+    "samples": run_samples,
     "agents": run_agents,
     "probing": run_rounds,
     "failover": run_failover,
@@ -290,6 +297,7 @@ BATCHES = {
     "stalls": run_stall_batch,
     "resume": run_resume_batch,
     "runs": run_several_batch,
+    "samples": run_sample_batch,
     "failover": run_failover_batch,
 }
 """The same for many seeds of a simulated run."""
@@ -314,6 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stalls", action="store_true", help="also let programs hang, be slow, or be busy")
     parser.add_argument("--resume", action="store_true", help="all peers are killed, and come back")
     parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost, too")
+    parser.add_argument("--samples", action="store_true", help="loops with a sampler: every sample once per pass")
     parser.add_argument("--shares", action="store_true", help="fixed shares of paths, which break and come back")
     parser.add_argument("--channels", action="store_true", help="ops are cut into 2 to 4 slices, each with its lanes")
     parser.add_argument(

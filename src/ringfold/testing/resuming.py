@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import DeadlineExceeded, StateError, StateLost
+from ringfold.peer.steps import Step
 from ringfold.state.ancestry import branch_of, is_abandoned_by_any
 from ringfold.state.manifest import LoadedCheckpoint, digest_of
 from ringfold.state.shared import SharedState, lineage_of, set_lineage, set_torn
@@ -127,12 +128,38 @@ class ResumeSchedule:
     """The default run begins again where no peer has anything to continue from, and a named one is lost."""
 
 
+class ResumedModel(Protocol):
+    """The state of one process, and what a step does to it."""
+
+    @property
+    def state(self) -> SharedState: ...
+
+    def train(self, run: SimRun, me: Self, step: Step) -> None: ...
+
+
+class PlainModel:
+    """One array, to which each step adds what its op gives."""
+
+    def __init__(self, schedule: ResumeSchedule, life: int) -> None:
+        self._schedule = schedule
+        self._weights = np.full(schedule.size, life, np.int64)
+        self.state: SharedState = SmallState(weights=self._weights)
+
+    def train(self, run: SimRun, me: Self, step: Step) -> None:
+        reduced = gradient(me.peer, step.number, 0, self._schedule.size, "int64")
+        step.all_reduce(reduced)
+        self._weights += reduced
+        run.sleep(self._schedule.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
+
+
 @dataclass(slots=True)
 class _ResumeRun:
     """What all processes of a schedule share."""
 
     sim: Simulation
     schedule: ResumeSchedule
+    model: Callable[[int], ResumedModel]
+    """Makes the model of a process, given its phase."""
     disks: dict[str, SimDisk] = field(default_factory=dict)
     is_lost: bool = False
     until: int = 1 << 30
@@ -175,11 +202,17 @@ def _draw_phase(rng: Random, names: tuple[str, ...]) -> Phase:
     )
 
 
-def run_resume(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
+def run_resume(
+    seed: int,
+    base: Setup | None = None,
+    *,
+    echo: Callable[[str], None] | None = None,
+    model: Callable[[int], ResumedModel] | None = None,
+) -> Outcome:
     """Run one schedule to its end; a violation raises SimulationFailure."""
     schedule = draw_resume(seed, base)
     sim = Simulation(seed, schedule.setup, echo=echo)
-    resumed = _ResumeRun(sim, schedule)
+    resumed = _ResumeRun(sim, schedule, model or (lambda life: PlainModel(schedule, life)))
     try:
         _run_phases(resumed)
     except SimulationFailure as failure:
@@ -245,11 +278,11 @@ def _wear(resumed: _ResumeRun) -> None:
 
 def _program(resumed: _ResumeRun, phase: Phase, name: str, rollback: bool) -> ProgramOf:
     disk = resumed.disks.setdefault(name, SimDisk(resumed.book.syncs))
-    schedule, fresh = resumed.schedule, resumed.lives
+    life = resumed.lives
 
     def main(run: SimRun, me: Self) -> None:
-        weights = np.full(schedule.size, fresh, np.int64)
-        state = SmallState(weights=weights)
+        model = resumed.model(life)
+        state = model.state
         try:
             for step in run.steps(
                 state,
@@ -263,10 +296,7 @@ def _program(resumed: _ResumeRun, phase: Phase, name: str, rollback: bool) -> Pr
             ):
                 me.step_begins(state)
                 resumed.newest = max(resumed.newest, step.number)
-                reduced = gradient(me.peer, step.number, 0, schedule.size, "int64")
-                step.all_reduce(reduced)
-                weights += reduced
-                run.sleep(schedule.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
+                model.train(run, me, step)
         except StateLost as error:
             _check_lost(resumed, me, disk, error)
             resumed.is_lost = True

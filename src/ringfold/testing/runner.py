@@ -92,7 +92,7 @@ class Runner:
         """The program has seen the end of an op by looking at it."""
         if op in self._landed:
             call, outcome = self._landed.pop(op)
-            self._peer.sim.history.returned(call)
+            self._peer.book.history.returned(call)
             if isinstance(outcome, Reduced):
                 self._peer.op_returned(outcome)
 

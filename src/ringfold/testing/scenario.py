@@ -344,12 +344,14 @@ def run_hosts(seed: int, base: Setup | None = None, *, echo: Callable[[str], Non
         raise SimulationFailure(failure.seed, failure.text, failure.tail, "--hosts") from failure
 
 
-def run_scenario(seed: int, scenario: Scenario, *, echo: Callable[[str], None] | None = None) -> Outcome:
-    """Run what was drawn to its end."""
+def run_scenario(
+    seed: int, scenario: Scenario, *, program: ProgramOf | None = None, echo: Callable[[str], None] | None = None
+) -> Outcome:
+    """Run what was drawn to its end; `program` instead of the one that was drawn."""
     sim = Simulation(seed, scenario.setup, echo=echo)
     sim.rejoin = scenario.rejoin
     sim.judges_evictions = True
-    cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=scenario.program)
+    cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=program or scenario.program)
     for fault in scenario.plan:
         faults.inject(sim, fault)
     for master_fault in scenario.masters:

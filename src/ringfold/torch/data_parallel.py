@@ -137,6 +137,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         self.is_order_shared = False
         """Whether `order` is part of the shared state."""
         self._is_syncing = True
+        self._call = (0, 0)
+        """The place of the pass among the calls of its step."""
         self._task = NO_TASK
         """Autograd's number of the pass that goes on."""
         self._ready_order: list[int] = []
@@ -191,7 +193,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         """
         step = self._step()
         if not any(bucket.handle is not None for bucket in self._buckets):
-            self._begin_pass(NO_TASK)
+            self._begin_pass(step, NO_TASK, contribute=False)
         for bucket in self._buckets:
             if bucket.handle is None:
                 for place, parameter in enumerate(bucket.parameters):
@@ -207,7 +209,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         step = self._step()
         task = torch._C._current_graph_task_id()
         if task != self._task:
-            self._begin_pass(task)
+            self._begin_pass(step, task)
             Variable._execution_engine.queue_callback(self._end)
         bucket, place = self._places[number]
         bucket.take(place)
@@ -225,20 +227,26 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             )
         return step
 
-    def _begin_pass(self, task: int) -> None:
+    def _begin_pass(self, step: Step, task: int, *, contribute: bool = True) -> None:
         if any(bucket.handle is not None for bucket in self._buckets):
             raise UsageError(
                 "the last backward() of this step failed when some of its gradients were sent already: call skip() "
                 "instead of the next one, so that the other peers get the rest"
             )
+        self._call = step._call_for_buckets(contribute=contribute)
         self._task = task
         self._end_pass()
         if not torch.equal(self.order, self._built_for):
             self._build()
 
     def _begin(self, bucket: Bucket, step: Step, *, contribute: bool = True) -> None:
-        bucket.handle = step.all_reduce_async(
-            bucket.flat, op="avg", tag=FIRST_TAG + bucket.index, quantize=self._quantize, contribute=contribute
+        bucket.handle = step._begin_bucket(
+            self._call,
+            bucket.index,
+            bucket.flat,
+            tag=FIRST_TAG + bucket.index,
+            quantize=self._quantize,
+            contribute=contribute,
         )
 
     def _end(self) -> None:

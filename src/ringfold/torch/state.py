@@ -17,7 +17,7 @@ from ringfold.errors import UsageError
 from ringfold.limits import MAX_KEYS
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.steps import Step
-from ringfold.state.shared import MayDiffer, SharedState
+from ringfold.state.shared import HasSharedArrays, MayDiffer, SharedState
 from ringfold.torch.data_parallel import DataParallel
 from ringfold.torch.number_trees import pack, unpack
 from ringfold.torch.optimizers import OptimizerComponent
@@ -185,7 +185,7 @@ class _ModuleComponent:
 
 
 class _ArrayComponent:
-    """A tensor or an array by a name."""
+    """A tensor, an array or a sampler by a name."""
 
     def __init__(self, name: str, array: object, names: dict[int, str]) -> None:
         self._name, self._names = name, names
@@ -288,6 +288,8 @@ def _kind(each: object) -> str | None:
         return "scheduler"
     if isinstance(each, torch.amp.GradScaler):
         return "scaler"
+    if isinstance(each, HasSharedArrays):
+        return "data"
     return "extra" if hasattr(each, "state_dict") and hasattr(each, "load_state_dict") else None
 
 
@@ -296,6 +298,6 @@ def _is_optimizer(each: object) -> bool:
 
 
 def _is_array(each: object) -> bool:
-    return isinstance(each, torch.Tensor | MayDiffer) or (
+    return isinstance(each, torch.Tensor | MayDiffer | HasSharedArrays) or (
         not hasattr(each, "state_dict") and (hasattr(each, "__array__") or hasattr(each, "__dlpack__"))
     )

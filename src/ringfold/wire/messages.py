@@ -718,7 +718,7 @@ class SyncDone(Message, frozen=True, tag="sync_done"):
     """Every participant of the sync has the winning state now. `diverged` are those that should have had it before.
 
     `lineage` is the history that the state is part of from now on. `rollback` is where the run continues from, if not
-    from its last revision.
+    from its last revision. `participants` are all peers that this message is sent to.
     """
 
     ballot: int
@@ -727,6 +727,7 @@ class SyncDone(Message, frozen=True, tag="sync_done"):
     diverged: list[Divergence] = field(default_factory=list)
     lineage: Lineage | None = None
     rollback: Rollback | None = None
+    participants: list[PeerId] = field(default_factory=list)
 
 
 class HashesWanted(Message, frozen=True, tag="hashes_wanted"):

@@ -263,14 +263,14 @@ def with_finished(finished: FinishedEntry) -> MasterHarness:
 def test_a_participant_without_plan_and_end_gets_the_end_of_a_finished_sync() -> None:
     harness = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots"))
     harness.back(11, 1)
-    assert m.SyncDone(9, 4, 7) in sent(harness.back(12, 2, ballot=9), 12)
+    assert m.SyncDone(9, 4, 7, participants=[1, 2]) in sent(harness.back(12, 2, ballot=9), 12)
 
 
 def test_the_end_of_a_finished_sync_still_names_the_diverged_peers() -> None:
     found = m.Divergence(1, "p1", 7, 3, ["model"], 1, 4_000)
     harness = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots", diverged=[found]))
     harness.back(11, 1)
-    assert m.SyncDone(9, 4, 7, [found]) in sent(harness.back(12, 2, ballot=9), 12)
+    assert m.SyncDone(9, 4, 7, [found], participants=[1, 2]) in sent(harness.back(12, 2, ballot=9), 12)
 
 
 def test_a_peer_that_was_out_of_a_finished_sync_gets_the_reason() -> None:

@@ -21,7 +21,8 @@ class SyncInfo(NamedTuple):
     """What a sync did: the revision that all participants have now, and the bytes of blocks that this peer moved.
 
     `checked` is False where no sync was needed, so that nothing was compared. `diverged` are the members, this one or
-    others, that should have had the state before, and had not.
+    others, that should have had the state before, and had not. `participants` are the sorted ids of the peers that took
+    part, the same on all of them; where no sync was needed, in the last one.
     """
 
     revision: int
@@ -29,6 +30,7 @@ class SyncInfo(NamedTuple):
     rx_bytes: int = 0
     checked: bool = True
     diverged: tuple[Divergence, ...] = ()
+    participants: tuple[int, ...] = ()
 
 
 class SyncSession(Protocol):
@@ -60,7 +62,8 @@ class Attempt:
         set_lineage(self.state, done.lineage)
         set_torn(self.state, False)
         machine.synced()
-        return SyncInfo(done.revision, done.tx_bytes, done.rx_bytes, diverged=done.diverged)
+        moved = done.tx_bytes, done.rx_bytes
+        return SyncInfo(done.revision, *moved, diverged=done.diverged, participants=done.participants)
 
 
 def sync_state(
