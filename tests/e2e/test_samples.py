@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_every_sample_is_used_once_per_pass_while_peers_come_and_go(cluster: Pro
     if with_torch:
         pytest.importorskip("torch")
     cluster.start_master()
-    options = {"size": 3_000, "slow": True, "torch": with_torch}
+    options: dict[str, Any] = {"size": 3_000, "slow": True, "torch": with_torch}
     first, second, third = cluster.start_program(train, 3, **options)
     third.expect("step", number=10)
     third.kill()
