@@ -28,7 +28,8 @@ def train(me: ProgramContext) -> None:
     size, options = me.options.get("size", 600), me.options
     used = np.zeros(size, np.int64)
     state = rf.SharedState(used=used, data=rf.Sampler(size, batch_size=3, seed=5))
-    loader, is_fast = None, False
+    loader: Any = None
+    is_fast = False
     if options.get("torch"):
         from ringfold.torch import Loader
 

@@ -522,10 +522,9 @@ class Communicator:
         the group's present step: this peer adds nothing. Elsewhere, with a counter or `rejoin=False`, `Evicted` is
         raised.
 
-        SIGTERM ends the loop at a step boundary: the present step may end within `sigterm_grace_s` seconds (a setting),
-        a wait for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`, and
-        the signal does what it did before; a second one does so at once. Other threads leave the signal alone
-        (`handle_sigterm`).
+        SIGTERM ends the loop at a step boundary: the present step has `sigterm_grace_s` seconds (a setting), a wait for
+        peers ends at once. This peer leaves, saves the last step boundary if it has a `checkpoint`, and the signal does
+        what it did before the loop. Outside the main thread, or with `handle_sigterm=False`, it is left alone.
         """
         settings = StepSettings(
             until=until,
@@ -539,15 +538,18 @@ class Communicator:
             expect_unchanged=expect_unchanged,
             rollback=rollback,
             counter=counter,
-            sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
             on_divergence=on_divergence,
             rejoin=rejoin,
-            **self._parts_of_steps(),
+            **self._parts_of_steps(handle_sigterm),
         )
         return steps(self, self._ops, state, settings)
 
-    def _parts_of_steps(self) -> StepParts:
-        return {"sigterm_type": self._sigterm_type, "sampling_type": self._sampling_type}
+    def _parts_of_steps(self, handle_sigterm: bool) -> StepParts:
+        return {
+            "sigterm_grace_s": self._sigterm_grace_s if handle_sigterm else None,
+            "sigterm_type": self._sigterm_type,
+            "sampling_type": self._sampling_type,
+        }
 
     # Membership
 
