@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ def train(me: ProgramContext) -> None:
     size, options = me.options.get("size", 600), me.options
     used = np.zeros(size, np.int64)
     state = rf.SharedState(used=used, data=rf.Sampler(size, batch_size=3, seed=5))
-    loader, is_fast = None, False
+    loader: Any = None
+    is_fast = False
     if options.get("torch"):
         from ringfold.torch import Loader
 
@@ -80,7 +82,7 @@ def test_every_sample_is_used_once_per_pass_while_peers_come_and_go(cluster: Pro
     if with_torch:
         pytest.importorskip("torch")
     cluster.start_master()
-    options = {"size": 3_000, "slow": True, "torch": with_torch}
+    options: dict[str, Any] = {"size": 3_000, "slow": True, "torch": with_torch}
     first, second, third = cluster.start_program(train, 3, **options)
     third.expect("step", number=10)
     third.kill()

@@ -505,12 +505,11 @@ class Communicator:
     ) -> Iterator[Step]:
         """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
-        A newcomer begins at the run's step with the run's `state`. While the group has fewer than `min_world` members,
-        the loop waits, up to `wait_s`, also in a step's first op; later ops go on with the rest. The state is compared
-        after admissions and aborts, every `check_every` steps, and at the end (`until`). A member that has diverged is
-        named in a warning on all peers and gets the run's state; `on_divergence="raise"`: it raises `StateDiverged`.
-
-        If the state has a `Sampler`, `step.shard()` is this peer's part of the data, and the loop ends after `passes`.
+        A newcomer begins at the run's step and `state`. With fewer than `min_world` members the loop waits, up to
+        `wait_s`, also in a step's first op; later ops go on with the rest. The state is compared after admissions and
+        aborts, every `check_every` steps, and at the end. A member that has diverged is named on all peers and gets the
+        run's state; `on_divergence="raise"`: it raises `StateDiverged`. If the state has a `Sampler`, `step.shard()` is
+        this peer's part of the data, and the loop ends after `passes`.
 
         With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` stay, and the loop begins
         with the newest one. If all peers were killed, the run resumes from the newest one of its own history, after a
@@ -520,14 +519,13 @@ class Communicator:
         agree on, each being one rank: it begins when all active ranks have finished the one before. All peers of a
         group give the same rank and get the same numbers. A number that it missed is skipped (`step.missed`).
 
-        A peer that is evicted, because it was silent or kept the others waiting, joins again by itself: between steps,
-        or in the first op of a step. That op then belongs to the group's present step (`step.number`): this peer adds
-        nothing to it, and gets the result. In a later op, with a counter or with `rejoin=False`, `Evicted` is raised.
+        A peer that is evicted joins again by itself: between steps, or in a step's first op. That op then belongs to
+        the group's present step: this peer adds nothing. Elsewhere, with a counter or `rejoin=False`, `Evicted` is
+        raised.
 
-        SIGTERM ends the loop at a step boundary: the present step may end within `sigterm_grace_s` seconds (a setting),
-        and a wait for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`,
-        and the signal does what it did before: by default it ends the process. A second SIGTERM does so at once. A loop
-        in another thread than the main one, or with `handle_sigterm=False`, leaves the signal alone.
+        SIGTERM ends the loop at a step boundary: the present step has `sigterm_grace_s` seconds (a setting), a wait for
+        peers ends at once. This peer leaves, saves the last step boundary if it has a `checkpoint`, and the signal does
+        what it did before the loop. Outside the main thread, or with `handle_sigterm=False`, it is left alone.
         """
         settings = StepSettings(
             until=until,
@@ -541,10 +539,9 @@ class Communicator:
             expect_unchanged=expect_unchanged,
             rollback=rollback,
             counter=counter,
-            sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
             on_divergence=on_divergence,
             rejoin=rejoin,
-            **self._parts_of_steps(),
+            **self._parts_of_steps(handle_sigterm),
         )
         return steps(self, self._ops, state, settings)
 
@@ -556,8 +553,12 @@ class Communicator:
     def _set_step(self, step: Step | None) -> None:
         self._step = step
 
-    def _parts_of_steps(self) -> StepParts:
-        return {"sigterm_type": self._sigterm_type, "sampling_type": self._sampling_type}
+    def _parts_of_steps(self, handle_sigterm: bool) -> StepParts:
+        return {
+            "sigterm_grace_s": self._sigterm_grace_s if handle_sigterm else None,
+            "sigterm_type": self._sigterm_type,
+            "sampling_type": self._sampling_type,
+        }
 
     # Membership
 

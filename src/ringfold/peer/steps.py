@@ -77,8 +77,9 @@ T = TypeVar("T")
 
 
 class StepParts(TypedDict):
-    """The parts of a loop that a simulation replaces."""
+    """What a loop has from its communicator; a simulation replaces some of it."""
 
+    sigterm_grace_s: float | None
     sigterm_type: Callable[[float, Callable[[], None]], Sigterm]
     sampling_type: type[Sampling]
 

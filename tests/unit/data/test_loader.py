@@ -28,7 +28,7 @@ class Squares:
         return index, float(index * index)
 
 
-class Stream(IterableDataset):  # type: ignore[misc, type-arg]
+class Stream(IterableDataset):  # type: ignore[misc]
     def __iter__(self) -> Iterator[tuple[int, float]]:
         return ((index, float(index * index)) for index in range(SIZE))
 
@@ -86,8 +86,9 @@ def test_batches_are_those_of_the_shares(kind: str, num_workers: int) -> None:
     loader_type: Callable[..., Iterable[Any]] = DataLoader
     if kind == "stateful":
         loader_type = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    sources: dict[str, Any] = {"map": Squares(), "stateful": Squares(), "iterable": Stream(), "read": None}
     loader: Loader[Any] = Loader(
-        {"map": Squares(), "stateful": Squares(), "iterable": Stream(), "read": None}[kind],
+        sources[kind],
         read=read if kind == "read" else None,
         num_workers=num_workers,
         loader_type=loader_type,
