@@ -1,7 +1,7 @@
 """A PyTorch training that survives: `python examples/torch_train.py [MASTER]`, as often as you like, on any machine.
 
-Kill some, freeze some, start others, restart the master: the run goes on. Every sample is used once per pass, a newcomer
-has the weights, the optimizer and the position of the others, and `CHECKPOINT=DIR` survives the loss of all of them.
+Kill some, freeze some, start others, restart the master: the run goes on. Every sample is used once per pass, a new
+peer has the weights, the optimizer and the position of the others; `CHECKPOINT=DIR` survives the loss of all of them.
 """
 
 import os

@@ -1,10 +1,11 @@
 """`rf.torch.DataParallel` and the hook for DDP: alone in this process, and with peers that are killed."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from programs import ProgramCluster, ProgramContext
+from programs import Message, ProgramCluster, ProgramContext
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
 
@@ -23,7 +24,7 @@ def run() -> Iterator[rf.Communicator]:
         yield run
 
 
-class Net(nn.Module):  # type: ignore[misc]
+class Net(nn.Module):  # type: ignore[misc,name-defined]
     """Two branches; `forward(x, "left")` uses one of them. One layer is frozen."""
 
     def __init__(self) -> None:
@@ -134,7 +135,7 @@ def test_activation_checkpointing(run: rf.Communicator, reentrant: bool) -> None
 
 
 def test_a_backward_that_failed_half_way_is_ended_by_skip(run: rf.Communicator) -> None:
-    class Fails(torch.autograd.Function):  # type: ignore[misc]
+    class Fails(torch.autograd.Function):  # type: ignore[misc,name-defined]
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:  # noqa: ANN401 - tensors
             return x.clone()
@@ -217,7 +218,7 @@ GRID = 2.0**-14
 """Gradients are whole multiples of it, so that their sums are exact, in whatever order a ring adds them."""
 
 
-class Backwards(nn.Module):  # type: ignore[misc]
+class Backwards(nn.Module):  # type: ignore[misc,name-defined]
     """Its layers are registered in another order than they are used in."""
 
     def __init__(self) -> None:
@@ -290,16 +291,20 @@ def replay(history: list[Any]) -> list[str]:
     return bits_of(net)
 
 
+def is_at(step: int, fact: Message) -> bool:
+    return bool(fact["step"] >= step)
+
+
 @pytest.mark.waiting
 @pytest.mark.parametrize("is_order_shared", [False, True])
 def test_two_of_four_are_killed_and_the_history_gives_the_same_bits(
     cluster: ProgramCluster, is_order_shared: bool
 ) -> None:
     cluster.start_master()
-    options = {"until": 40, "min_world": 2, "is_order_shared": is_order_shared}
+    options: dict[str, Any] = {"until": 40, "min_world": 2, "is_order_shared": is_order_shared}
     peers = cluster.start_program(train, 4, world=4, **options)
     for victim, step in ((peers[1], 8), (peers[3], 17)):
-        victim.expect("loss", lambda fact, step=step: fact["step"] >= step)  # its pass goes on
+        victim.expect("loss", partial(is_at, step))  # its pass goes on
         victim.kill()
     ends = [peer.expect("end") for peer in (peers[0], peers[2])]
     assert ends[0]["weights"] == ends[1]["weights"]
@@ -319,7 +324,7 @@ def test_two_of_four_are_killed_and_the_history_gives_the_same_bits(
 @pytest.mark.waiting
 def test_a_newcomer_has_the_order_of_the_buckets_that_the_others_agreed_on(cluster: ProgramCluster) -> None:
     master = cluster.start_master()
-    options = {"until": 20, "min_world": 2, "is_order_shared": True}
+    options: dict[str, Any] = {"until": 20, "min_world": 2, "is_order_shared": True}
     peers = cluster.start_program(train, 2, world=2, wait_at=10, **options)
     for peer in peers:
         peer.expect("waiting")

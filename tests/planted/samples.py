@@ -6,7 +6,7 @@ from typing import cast
 from planted import Bug
 from ringfold.data.queue import Queue
 from ringfold.data.sampler import Plan, Sampler
-from ringfold.peer.sampling import Sampling
+from ringfold.peer.sampling import Order, Sampling
 from ringfold.peer.steps import Loop
 from ringfold.testing.blocking import SimRun
 from ringfold.testing.peers import SimPeer
@@ -52,7 +52,7 @@ class _NewcomersFirst(Sampling):
 class _CountsTheFirstOp(Sampling):
     """The contributors are those of the first op of a step, not of the last."""
 
-    def _note(self, order: int, contributors: object, epoch: int | None) -> None:
+    def _note(self, order: Order, contributors: object, epoch: int | None) -> None:
         if self._last is None:
             super()._note(order, contributors, epoch)  # type: ignore[arg-type]
 

@@ -69,6 +69,7 @@ class Bucket:
             for parameter, offset in zip(self.parameters, self.offsets, strict=True)
         ]
         self.ready: set[int] = set()
+        self.unused: list[int] = []
         self.handle: StepHandle | None = None
 
     @property
@@ -77,19 +78,22 @@ class Bucket:
 
     def take(self, place: int) -> None:
         """Move the gradient of a parameter into the bucket, unless it is there; zeros if there is none."""
-        with torch.no_grad():
-            self._move(place)
-
-    def _move(self, place: int) -> None:
         parameter, view = self.parameters[place], self.views[place]
         grad = parameter.grad
         if grad is None:
             view.zero_()
         elif grad.data_ptr() != view.data_ptr() or grad.stride() != view.stride():
             view.copy_(grad.to_dense() if grad.is_sparse else grad)
-        if self.used.numel():
-            self.used[place] = float(grad is not None)
+        if grad is None:
+            self.unused.append(place)
         parameter.grad = view
+
+    def write_flags(self) -> None:
+        """Before the op: which parameters this peer has used."""
+        self.used.fill_(1)
+        for place in self.unused:
+            self.used[place] = 0
+        self.unused.clear()
 
     def drop_unused(self) -> None:
         """After the op: a parameter that nobody has used has no gradient."""
@@ -203,7 +207,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         self._wait(step)
 
     def _ready(self, number: int, parameter: nn.Parameter) -> None:
-        """The hook of a parameter: its gradient of this pass is there."""
+        """The hook of a parameter: its gradient of this pass is there. Autograd records nothing here."""
         if not self._is_syncing:
             return
         step = self._step()
@@ -240,6 +244,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             self._build()
 
     def _begin(self, bucket: Bucket, step: Step, *, contribute: bool = True) -> None:
+        if self._quantize is None:
+            bucket.write_flags()
         bucket.handle = step._begin_bucket(
             self._call,
             bucket.index,
@@ -254,9 +260,10 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         step = self._step()
         for bucket in self._buckets:
             if bucket.handle is None:
-                for place in range(len(bucket.parameters)):
-                    if place not in bucket.ready:
-                        bucket.take(place)
+                with torch.no_grad():
+                    for place in range(len(bucket.parameters)):
+                        if place not in bucket.ready:
+                            bucket.take(place)
                 self._begin(bucket, step)
         self._wait(step)
 
@@ -278,6 +285,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         self._ready_order = []
         for bucket in self._buckets:
             bucket.ready.clear()
+            bucket.unused.clear()
             bucket.handle = None
 
     def _agree_on_order(self, step: Step, ready: list[int]) -> None:

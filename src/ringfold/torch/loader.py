@@ -13,7 +13,7 @@ with indices) and `_Ranges` (those that can only be read in order), which are co
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
@@ -24,7 +24,8 @@ Request = tuple[list[int], tuple[tuple[int, int], ...]]
 """The samples of a share, and their ranges of positions. Without any, nothing is loaded."""
 _NOTHING: Request = ([], ())
 S = TypeVar("S", bound="StepWithShares")
-Batch = TypeVar("Batch")
+Batch = Any
+"""What `collate_fn` makes of samples."""
 _REFUSED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
 
 
@@ -42,7 +43,7 @@ class Indexed(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
-class Loader(Generic[Batch]):
+class Loader:
     """Loads this peer's samples of each step, ahead of time.
 
         sampler = rf.Sampler(len(dataset), batch_size=32)

@@ -60,7 +60,7 @@ class FakeStep:
         self.sampler.settle(self.plan.settle(contributors), self.members, 1, None)
 
 
-def all_samples(loader: Loader[Any], sampler: Sampler, draw: Random, passes: int = 2) -> list[int]:
+def all_samples(loader: Loader, sampler: Sampler, draw: Random, passes: int = 2) -> list[int]:
     """What this peer uses until so many passes are over; the other members use the rest."""
     used: list[int] = []
     while sampler.passes_done < passes:
@@ -87,7 +87,7 @@ def test_batches_are_those_of_the_shares(kind: str, num_workers: int) -> None:
     if kind == "stateful":
         loader_type = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     sources: dict[str, Any] = {"map": Squares(), "stateful": Squares(), "iterable": Stream(), "read": None}
-    loader: Loader[Any] = Loader(
+    loader = Loader(
         sources[kind],
         read=read if kind == "read" else None,
         num_workers=num_workers,
@@ -101,7 +101,7 @@ def test_batches_are_those_of_the_shares(kind: str, num_workers: int) -> None:
 
 
 def test_nothing_is_dropped_while_nothing_changes() -> None:
-    loader: Loader[Any] = Loader(Squares(), num_workers=2)
+    loader = Loader(Squares(), num_workers=2)
     sampler = Sampler(SIZE, 4)
     while sampler.passes_done < 3:
         step = FakeStep(sampler, (1, 2, 3))

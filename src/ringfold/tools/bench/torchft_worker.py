@@ -5,6 +5,7 @@ new one. On request it reports the times of its steps since the last request. Th
 only. `lighthouse` is torchft's server. This file is run by path.
 """
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> None:
             serve_lighthouse(channel)
             return
         where, replicas = rest[0], int(rest[1])
+        importlib.import_module("ringfold.torch.data_parallel" if library == "ringfold" else "torchft.ddp")
         channel.send({"armed": True})
         channel.receive()
         report(channel, {"ringfold": steps_of_ringfold, "torchft": steps_of_torchft}[library](where, name, replicas))
