@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> None:
             return
         where, replicas = rest[0], int(rest[1])
         importlib.import_module("ringfold.torch.data_parallel" if library == "ringfold" else "torchft.ddp")
+        alone_times(3)  # torch loads half of itself in the first step of an optimizer
         channel.send({"armed": True})
         channel.receive()
         report(channel, {"ringfold": steps_of_ringfold, "torchft": steps_of_torchft}[library](where, name, replicas))
