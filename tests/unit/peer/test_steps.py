@@ -246,6 +246,9 @@ class Run:
     def set_step(self, step: int | None) -> None:
         self.steps.append(step)
 
+    def _set_step(self, step: Step | None) -> None:
+        self.step = step
+
     def leave(self) -> None:
         raise AssertionError("this loop was not stopped")
 

@@ -153,6 +153,8 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "hints": {*report.spread([1]), "read_ns", "flows_per_s", "torn", "part", "flows", "reads"},
         "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "off", "part", "way", "size_bytes"},
         "wan": {"share", "extra_ms", "part"},
+        "ddp": {"gloo_over_ringfold", "communication_share", "world", "model"},
+        "torchft": {"torchft_over_ringfold", "what", "replicas"},
     }
     loaded = targets.load()
     assert {target.bench for target in loaded} == figures.keys()
@@ -346,6 +348,8 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "iteration",
         "hints",
         "multipath",
+        "ddp",
+        "torchft",
         "wan",
     }
     for command in benches:
