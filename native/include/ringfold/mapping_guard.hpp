@@ -15,7 +15,7 @@
 namespace ringfold {
 
 // At most 64 ranges are guarded at a time; more are left alone.
-void guard_mapping(const void* base, std::size_t bytes, bool is_written = false);
+void guard_mapping(const void* base, std::size_t bytes);
 // Before it is unmapped. One that is not guarded is fine.
 void unguard_mapping(const void* base);
 

@@ -92,7 +92,7 @@ Writer::Writer(const std::string& path, std::uint64_t stale_after_ns, unsigned m
     void* const base = ::mmap(nullptr, RINGFOLD_HINTS_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     if (base == MAP_FAILED) fail(path, error_text(errno));
     base_ = base;
-    guard_mapping(base_, RINGFOLD_HINTS_FILE_BYTES, true);
+    guard_mapping(base_, RINGFOLD_HINTS_FILE_BYTES);
     const ringfold_hints_header& found = *header();
     const bool is_ours = found.magic == RINGFOLD_HINTS_MAGIC;
     if (!is_ours && !is_zero(base_, RINGFOLD_HINTS_HEADER_BYTES)) fail(path, "it holds something else");

@@ -16,7 +16,6 @@ namespace {
 struct Range {
   std::atomic<std::uintptr_t> base{0};
   std::atomic<std::size_t> bytes{0};
-  std::atomic<int> protection{PROT_READ};
 };
 
 std::array<Range, 64> ranges;
@@ -29,8 +28,7 @@ bool put_zeros(std::uintptr_t at) {
     const std::uintptr_t base = range.base.load(std::memory_order_acquire);
     if (bytes == 0 || at < base || at - base >= bytes) continue;
     void* const there = reinterpret_cast<void*>(base);  // NOLINT(performance-no-int-to-ptr): atomic in the table
-    const int protection = range.protection.load(std::memory_order_acquire);
-    return ::mmap(there, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == there;
+    return ::mmap(there, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == there;
   }
   return false;
 }
@@ -65,14 +63,13 @@ void install() {
 
 }  // namespace
 
-void guard_mapping(const void* base, std::size_t bytes, bool is_written) {
+void guard_mapping(const void* base, std::size_t bytes) {
   static std::once_flag installed;
   std::call_once(installed, install);
   const std::lock_guard lock(changing);
   for (Range& range : ranges) {
     if (range.bytes.load(std::memory_order_relaxed) != 0) continue;
     range.base.store(reinterpret_cast<std::uintptr_t>(base), std::memory_order_release);
-    range.protection.store(is_written ? PROT_READ | PROT_WRITE : PROT_READ, std::memory_order_release);
     range.bytes.store(bytes, std::memory_order_release);
     return;
   }

@@ -228,7 +228,8 @@ def find_layouts(optimizer: Any, name: str, params: list[torch.Tensor]) -> list[
 def _bare_step(optimizer: Any) -> None:  # noqa: ANN401
     """A step without the hooks, the profiler and what schedulers put around it."""
     step = type(optimizer).step
-    step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    while getattr(step, "hooked", False) and hasattr(step, "__wrapped__"):  # more than once after torch.compile
+        step = step.__wrapped__
     with torch.no_grad():
         step(optimizer)
 

@@ -296,3 +296,13 @@ def test_a_group_that_is_added_later_is_shared() -> None:
     optimizer.add_param_group({"params": head.parameters(), "lr": 0.5})
     Snapshot.take(state)
     assert "optimizer.exp_avg.head.weight" in state.arrays
+
+
+def test_no_hook_is_called_after_torch_compile() -> None:
+    """torch.compile wraps the steps of some optimizers once more."""
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
+    model, optimizer = build(torch.optim.SparseAdam, {})
+    called: list[object] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append(1))
+    Snapshot.take(rf.torch.shared_state(model, optimizer))
+    assert called == []
