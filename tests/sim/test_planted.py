@@ -13,8 +13,8 @@ FOUND_BY = {
     "newcomers_decide": 550,
     "accept_old_epoch": 124,
     "forget_lane": 29,
-    "tell_nobody": 112,
-    "apply_finished": 201,
+    "tell_nobody": 379,
+    "apply_finished": 495,
     "early_unlimited": 55,
     "old_votes": 63,
     "impatient_clock": 259,
@@ -24,7 +24,8 @@ FOUND_BY = {
     "any_revision": 18,
     "forgotten_blocks": 32,
     "never_torn": 404,
-    "steps_by_hearsay": 328,
+    "steps_by_hearsay": 784,
+    "ignored_survivor": 72,
 }
 """The first seeds that find planted bugs, of those that many seeds do not: the search begins there. What changes in the
 simulation may make others the first. `PYTHONPATH=tests python -m planted runs --from 1` finds them."""
