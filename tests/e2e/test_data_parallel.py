@@ -296,7 +296,7 @@ def is_at(step: int, fact: Message) -> bool:
 
 
 @pytest.mark.waiting
-@pytest.mark.parametrize("is_order_shared", [False, True])
+@pytest.mark.parametrize("is_order_shared", [True])
 def test_two_of_four_are_killed_and_the_history_gives_the_same_bits(
     cluster: ProgramCluster, is_order_shared: bool
 ) -> None:
@@ -304,9 +304,9 @@ def test_two_of_four_are_killed_and_the_history_gives_the_same_bits(
     options: dict[str, Any] = {"until": 40, "min_world": 2, "is_order_shared": is_order_shared}
     peers = cluster.start_program(train, 4, world=4, **options)
     for victim, step in ((peers[1], 8), (peers[3], 17)):
-        victim.expect("loss", partial(is_at, step))  # its pass goes on
+        victim.expect("loss", partial(is_at, step), timeout_s=120)  # its pass goes on
         victim.kill()
-    ends = [peer.expect("end") for peer in (peers[0], peers[2])]
+    ends = [peer.expect("end", timeout_s=120) for peer in (peers[0], peers[2])]
     assert ends[0]["weights"] == ends[1]["weights"]
     history = {fact["step"]: fact for fact in peers[0].reports("step")}
     other = {fact["step"]: fact for fact in peers[2].reports("step")}
@@ -327,12 +327,12 @@ def test_a_newcomer_has_the_order_of_the_buckets_that_the_others_agreed_on(clust
     options: dict[str, Any] = {"until": 20, "min_world": 2, "is_order_shared": True}
     peers = cluster.start_program(train, 2, world=2, wait_at=10, **options)
     for peer in peers:
-        peer.expect("waiting")
+        peer.expect("waiting", timeout_s=120)
     peers += cluster.start_program(train, 1, **options)
-    master.expect_events("peer_registered", 3)
+    master.expect_events("peer_registered", 3, timeout_s=120)
     for peer in peers[:2]:
         peer.send()
-    ends = [peer.expect("end")["weights"] for peer in peers]
+    ends = [peer.expect("end", timeout_s=120)["weights"] for peer in peers]
     assert ends[0] == ends[1] == ends[2]
     first, late = peers[0].reports("step"), peers[2].reports("step")
     assert late[-1]["names"] == first[-1]["names"] != first[0]["names"]

@@ -62,15 +62,15 @@ def test_a_newcomer_goes_on_with_the_bits_of_the_others(cluster: ProgramCluster)
     master = cluster.start_master()
     peers = cluster.start_program(train, 2, seed=1, is_newcomer=False)
     for peer in peers:
-        peer.expect("waits")
+        peer.expect("waits", timeout_s=120)
     registered = len(master.events("peer_registered"))
     newcomer = cluster.start_one(train, seed=2, is_newcomer=True)
-    master.expect_events("peer_registered", registered + 1)
+    master.expect_events("peer_registered", registered + 1, timeout_s=120)
     for peer in peers:
         peer.send("go on")
     for number in range(NEWCOMER_AT + 1, UNTIL):
-        facts = [each.expect("step", number=number) for each in (*peers, newcomer)]
+        facts = [each.expect("step", number=number, timeout_s=120) for each in (*peers, newcomer)]
         assert len({(fact["bits"], fact["lr"]) for fact in facts}) == 1, number
     for each in (*peers, newcomer):
-        assert each.expect("end")["revision"] == UNTIL
+        assert each.expect("end", timeout_s=120)["revision"] == UNTIL
         each.wait_success()

@@ -6,7 +6,7 @@ from planted.hosts import BUGS
 
 from ringfold.testing.scenario import draw_hosts, run_hosts
 
-SEEDS = 40
+SEEDS = 20
 MAX_SEEDS = 100
 
 

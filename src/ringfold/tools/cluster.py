@@ -406,14 +406,14 @@ class MasterProcess(ClusterProcess):
         self._logged = [*self._logged, *map(as_message, new)]
         return [event for event in self._logged if event.get("event") == name]
 
-    def expect_events(self, name: str, count: int = 1) -> list[Message]:
+    def expect_events(self, name: str, count: int = 1, timeout_s: float = WAIT_S) -> list[Message]:
         """The events of this name, at least `count`, now or in time: a peer may know of one before it is logged."""
 
         def logged() -> list[Message] | None:
             events = self.events(name)
             return events if len(events) >= count else None
 
-        return self._poll(logged, WAIT_S, f"has not logged {name} {count} times")
+        return self._poll(logged, timeout_s, f"has not logged {name} {count} times")
 
 
 class LocalCluster:
