@@ -158,6 +158,8 @@ def test_a_backward_that_failed_half_way_is_ended_by_skip(run: rf.Communicator) 
         model.skip()
         assert [len(info.contributors) for info in model.reductions] == [1, 1, 0, 0]
         net.zero_grad()
+        fail()  # the next step begins with nothing of it
+        net.zero_grad()
 
 
 def test_a_compiled_model_and_clipping_and_autocast(run: rf.Communicator) -> None:
@@ -184,6 +186,27 @@ def test_buckets_hold_one_dtype_each() -> None:
 def test_a_model_without_trained_parameters_is_refused(run: rf.Communicator) -> None:
     with pytest.raises(rf.UsageError, match="no parameters that require gradients"):
         DataParallel(nn.Linear(2, 2).requires_grad_(False), run)
+
+
+def test_a_module_is_wrapped_once_at_a_time(run: rf.Communicator) -> None:
+    net = Net()
+    model = DataParallel(net, run)
+    with pytest.raises(rf.UsageError, match=r"call its unwrap\(\)"):
+        DataParallel(net, run)
+    model = DataParallel(model.unwrap(), run)
+    for _ in run.steps(until=1):
+        model(batch()).backward()
+        check_grads(net, expected(net))
+
+
+def test_two_models_may_be_in_one_backward(run: rf.Communicator) -> None:
+    nets = [Net(), Net()]
+    models = [DataParallel(net, run) for net in nets]
+    for _ in run.steps(until=2):
+        (models[0](batch()) + models[1](batch())).backward()
+        for net in nets:
+            check_grads(net, expected(net))
+            net.zero_grad()
 
 
 def test_unwrap_removes_the_hooks(run: rf.Communicator) -> None:

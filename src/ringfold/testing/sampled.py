@@ -29,7 +29,7 @@ from ringfold.testing.resuming import run_resume
 from ringfold.testing.scenario import Outcome, Scenario, draw, draw_failover, run_scenario
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
-from ringfold.testing.stateful import MAX_RESTARTS, Disk, Looping, Overlap, Syncing
+from ringfold.testing.stateful import Disk, Looping, Overlap, Syncing, restart, sigterm_at_ms
 from ringfold.testing.workloads import contributes, gradient
 
 MAX_MEMBERS = 6
@@ -135,7 +135,7 @@ def sampled(work: Sampled) -> ProgramOf:
         model, draw = SampledModel(work), Random(f"{work.seed}/{me.peer}")
         if draw.random() < work.foreign:
             model.make_foreign(draw)
-        run.sigterm_at_ms = sigterm_at_ms(work, me)
+        run.sigterm_at_ms = sigterm_at_ms(work.seed, work.sigterm, me)
         try:
             for step in run.steps(
                 model.state,
@@ -152,9 +152,9 @@ def sampled(work: Sampled) -> ProgramOf:
                 model.check(me.peer)
         except StateError as error:
             disk.is_lost |= isinstance(error, StateLost)
-            _restart(me, disk)
+            restart(me, disk)
         except TooFewPeers:
-            _restart(me, disk)
+            restart(me, disk)
         except SystemExit:
             if run.sigterm_at_ms is None:
                 raise
@@ -163,19 +163,6 @@ def sampled(work: Sampled) -> ProgramOf:
         me.digest = f"{model.state.revision}"
 
     return blocking(main)
-
-
-def sigterm_at_ms(work: Sampled, me: Self) -> float | None:
-    draw = Random(f"{work.seed} sigterm")
-    who, at_ms = draw.randint(1, 4), draw.uniform(20, draw.choice((100, 500)))
-    mine = Random(f"{work.seed}/{me.peer} sigterm").uniform(0, 30)
-    return at_ms + mine if work.sigterm == "all" or (work.sigterm == "one" and me.peer == who) else None
-
-
-def _restart(me: Self, disk: Disk) -> None:
-    disk.restarts += 1
-    if disk.restarts <= MAX_RESTARTS:
-        me.restart()
 
 
 def draw_sampled(seed: int, peers: int) -> Sampled:

@@ -173,7 +173,7 @@ def looping(work: Looping) -> ProgramOf:
         model = SimulatedModel(work.size)
         model.begin(me, disk, draw, work.foreign, work.until - 1)
         rollback = work.rollback or disk.is_lost
-        run.sigterm_at_ms = _sigterm_at_ms(work, me)
+        run.sigterm_at_ms = sigterm_at_ms(work.seed, work.sigterm, me)
         try:
             for step in run.steps(
                 model.state,
@@ -198,9 +198,9 @@ def looping(work: Looping) -> ProgramOf:
                 run.sleep(work.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
         except StateError as error:
             disk.is_lost |= isinstance(error, StateLost) and not disk.load(me.group, model.state, error.revision)
-            _restart(me, disk)
+            restart(me, disk)
         except TooFewPeers:
-            _restart(me, disk)
+            restart(me, disk)
         except SystemExit:
             if run.sigterm_at_ms is None:
                 raise
@@ -214,11 +214,12 @@ def looping(work: Looping) -> ProgramOf:
     return blocking(main)
 
 
-def _sigterm_at_ms(work: Looping, me: Self) -> float | None:
-    draw = Random(f"{work.seed} sigterm")
+def sigterm_at_ms(seed: int, which: str, me: Self) -> float | None:
+    """When this peer gets SIGTERM, if it does: `which` is "one", "all" or "", none."""
+    draw = Random(f"{seed} sigterm")
     who, at_ms = draw.randint(1, 4), draw.uniform(20, draw.choice((100, 500)))
-    mine = Random(f"{work.seed}/{me.peer} sigterm").uniform(0, 30)
-    return at_ms + mine if work.sigterm == "all" or (work.sigterm == "one" and me.peer == who) else None
+    mine = Random(f"{seed}/{me.peer} sigterm").uniform(0, 30)
+    return at_ms + mine if which == "all" or (which == "one" and me.peer == who) else None
 
 
 def _reduce(
@@ -249,7 +250,8 @@ def _reduce(
         step.all_reduce_async(np.ones(3, np.int64), tag=len(calls))
 
 
-def _restart(me: Self, disk: Disk) -> None:
+def restart(me: Self, disk: Disk) -> None:
+    """The program starts again, a limited number of times."""
     disk.restarts += 1
     if disk.restarts <= MAX_RESTARTS:
         me.restart()

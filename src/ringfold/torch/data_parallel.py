@@ -24,9 +24,11 @@ When a peer dies in the middle of a pass, the buckets that were committed have i
 the average of its own contributors, the same on all survivors.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -40,8 +42,9 @@ from ringfold.peer.step_ops import StepHandle
 from ringfold.peer.steps import Step
 
 FIRST_TAG = 1 << 62
-"""The tag of bucket 0, far from the tags that programs use."""
-ORDER_TAG = FIRST_TAG - 1
+"""The first tag of the first wrapper of a run, far from the tags that programs use."""
+TAGS = 1 << 20
+"""Of a wrapper: one for the order, then one for each bucket."""
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the first op begins early."""
 BUCKET_BYTES = 16 << 20
@@ -103,6 +106,10 @@ class Bucket:
             self.parameters[place].grad = None
 
 
+_live: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
+"""The wrappers whose hooks are on parameters."""
+
+
 class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at by the type checker
     """Averages the gradients of `module` over the peers of `run`, during `backward()`:
 
@@ -136,6 +143,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         self._bucket_bytes = bucket_bytes
         self._quantize = quantize
         self._trained = trained_parameters(module)
+        self._first_tag = FIRST_TAG + TAGS * _free_number(run, self._trained)
+        self._step_of_pass: Step | None = None
         self.order = torch.full((len(self._trained),), -1)
         """The order of the trained parameters in the buckets; -1 until it is agreed."""
         self.is_order_shared = False
@@ -153,6 +162,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
             for number, (_, parameter) in enumerate(self._trained)
         ]
+        _live.add(self)
 
     def _build(self) -> None:
         self._built_for = self.order.clone()
@@ -174,6 +184,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         """The module without the hooks of this wrapper: to wrap it again, for another run."""
         for hook in self._hooks:
             hook.remove()
+        _live.discard(self)
         return self.module
 
     @property
@@ -196,7 +207,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         Also after a `backward()` that has failed half way.
         """
         step = self._step()
-        if not any(bucket.handle is not None for bucket in self._buckets):
+        if not self._has_begun(step):
             self._begin_pass(step, NO_TASK, contribute=False)
         for bucket in self._buckets:
             if bucket.handle is None:
@@ -231,14 +242,18 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             )
         return step
 
+    def _has_begun(self, step: Step) -> bool:
+        """Whether buckets of a pass of this step are in flight. Those of an earlier step have ended with it."""
+        return self._step_of_pass is step and any(bucket.handle is not None for bucket in self._buckets)
+
     def _begin_pass(self, step: Step, task: int, *, contribute: bool = True) -> None:
-        if any(bucket.handle is not None for bucket in self._buckets):
+        if self._has_begun(step):
             raise UsageError(
                 "the last backward() of this step failed when some of its gradients were sent already: call skip() "
                 "instead of the next one, so that the other peers get the rest"
             )
         self._call = step._call_for_buckets(contribute=contribute)
-        self._task = task
+        self._task, self._step_of_pass = task, step
         self._end_pass()
         if not torch.equal(self.order, self._built_for):
             self._build()
@@ -250,7 +265,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             self._call,
             bucket.index,
             bucket.flat,
-            tag=FIRST_TAG + bucket.index,
+            tag=self._first_tag + 1 + bucket.index,
             quantize=self._quantize,
             contribute=contribute,
         )
@@ -291,8 +306,17 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
     def _agree_on_order(self, step: Step, ready: list[int]) -> None:
         rest = [number for number in reversed(range(len(self._trained))) if number not in set(ready)]
         proposed = torch.tensor([*ready, *rest])
-        step.broadcast(proposed, root=0, tag=ORDER_TAG)
+        step.broadcast(proposed, root=0, tag=self._first_tag)
         self.order.copy_(proposed)
+
+
+def _free_number(run: Communicator, trained: Sequence[tuple[str, nn.Parameter]]) -> int:
+    """The first number that no wrapper of this run has: the same on all peers, if they wrap the same modules."""
+    taken = {id(parameter) for wrapper in _live for _, parameter in wrapper._trained}
+    if again := [name for name, parameter in trained if id(parameter) in taken]:
+        raise UsageError(f"{again[0]!r} is in a DataParallel already: call its unwrap() before you wrap it again")
+    numbers = {(wrapper._first_tag - FIRST_TAG) // TAGS for wrapper in _live if wrapper._run is run}
+    return next(number for number in count() if number not in numbers)
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
