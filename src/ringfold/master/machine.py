@@ -528,6 +528,7 @@ class Master:
         match message:
             case Vote():
                 self._calls.vote(now, peer, message)
+                self._watchdog.count_calls(peer, message)
             case VoteWithdrawn():
                 if not self._watchdog.call_overdue(now, peer, message):
                     self._calls.withdraw(now, peer, message)
@@ -535,6 +536,7 @@ class Master:
                 self._watchdog.busy(now, peer, message)
             case Sealed():
                 self._epochs.sealed(now, peer, message)
+                self._watchdog.count_calls(peer, message)
             case Attached():
                 self._epochs.attached(now, peer, message)
             case AttachFailed():

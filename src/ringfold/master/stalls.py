@@ -48,7 +48,9 @@ from ringfold.wire.messages import (
     OpRef,
     OpTimeout,
     PeerId,
+    Sealed,
     Tag,
+    Vote,
     VoteKind,
     VoteWithdrawn,
 )
@@ -318,6 +320,17 @@ class Watchdog:
         """The decision about each wait, for the status."""
         return {} if self._run.away else {stall.key: self.judge(now, stall) for stall in self.stalls()}
 
+    def count_calls(self, peer: Peer, message: Vote | Sealed) -> None:
+        """Count the calls that a vote or a seal reports; at once, because the epoch may end before the next tick."""
+        if self._run.is_current(peer, message.epoch):
+            counts = self._counts_of(self._run.groups[peer.group])
+            if isinstance(message, Vote):
+                ended = [OpRef(tag, calls) for tag, calls in message.progress]
+            else:
+                ended = [sealed.op for sealed in message.ops]
+            for op in ended:
+                counts.observe(op.tag, _calls_before(op))
+
     def busy(self, now: Ns, peer: Peer, message: Busy) -> None:
         """A peer announces other work, or its end."""
         if not 0 <= message.ms <= MAX_BUSY_MS:
@@ -462,8 +475,6 @@ class Watchdog:
     # Learning
 
     def _learn(self, now: Ns, stalls: Sequence[Stall]) -> None:
-        for group in self._run.groups.values():
-            self._observe_votes(group)
         lasting: dict[tuple[WaitKey, int], Ns] = {}
         for stall in stalls:
             if stall.since_ns:
@@ -479,13 +490,6 @@ class Watchdog:
                 while len(self._recent) > MAX_TAGS:
                     del self._recent[next(iter(self._recent))]
         self._open = lasting
-
-    def _observe_votes(self, group: Group) -> None:
-        counts = self._counts_of(group)
-        for peer in self._run.live(group):
-            if peer.ballot is not None and peer.ballot.epoch == group.epoch:
-                for tag, calls in peer.ballot.progress.items():
-                    counts.observe(tag, calls if calls < 1 << 31 else 0)
 
     def _counts_of(self, group: Group) -> CallCounts:
         counts = self._counts.setdefault(group.id, CallCounts())

@@ -224,6 +224,24 @@ def test_the_first_three_calls_of_a_tag_do_not_count() -> None:
         assert harness.evicted == evicted
 
 
+@pytest.mark.parametrize("told_by", ["votes", "seals", ""])
+def test_the_calls_of_an_epoch_that_began_and_ended_between_two_ticks_count(told_by: str) -> None:
+    harness = SlowHarness(4)
+    harness.join(5)
+    for peer in (1, 2, 3, 4):
+        harness.receive(peer, m.Vote(2, "update", 2, progress=[(0, 7)] if told_by == "votes" else []))
+    ops = [m.SealedOp(OpRef(0, 7), "committed", 5, [b"x"] * 4, CALLED)] if told_by == "seals" else []
+    for peer in (1, 2, 3, 4):
+        harness.receive(peer, m.Sealed(2, ops))
+    for peer in (1, 2, 3, 4, 5):
+        harness.receive(peer, m.Attached(3))
+    harness.epoch = 3
+    harness.run_for(1_000)
+    harness.call(1, 2, 4, 5, sequence=1)
+    harness.run_for(62_000)
+    assert harness.evicted == ([3] if told_by else [])
+
+
 def test_a_call_that_usually_takes_long_may() -> None:
     harness = SlowHarness(4)
     for sequence in (5, 6):
