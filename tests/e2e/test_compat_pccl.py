@@ -36,16 +36,21 @@ def connected(address: str, peers: int, group: int = 0) -> Communicator:
     """A peer, once the run has so many."""
     peer = Communicator(address, group)
     peer.connect()
-    while peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < peers:
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)) < peers:
+        assert time.monotonic() < deadline, f"{found} peers, not {peers}"
         peer.update_topology()
     return peer
 
 
 def together(address: str, peers: int, body: Callable[[Communicator, int], T], groups: int = 1) -> list[T]:
     """Run `body` on several peers at the same time; each is given its number. Its communicator is destroyed after."""
+    all_connected = threading.Barrier(peers)  # else one that is soon through has left before another has seen it
 
     def one(number: int) -> T:
-        return body(connected(address, peers, number % groups), number)
+        peer = connected(address, peers, number % groups)
+        all_connected.wait(DEADLINE_S)
+        return body(peer, number)
 
     with ThreadPoolExecutor(peers) as pool:
         return [future.result(DEADLINE_S) for future in [pool.submit(one, number) for number in range(peers)]]
