@@ -210,7 +210,7 @@ def test_resume_begins_a_fresh_window() -> None:
         probers[0].resume(gap_us=200, pause_us=500)
         (window,) = probers[0].rotate()
         assert window.begin_ns >= before
-        assert len(window.exchanges) == 0
+        assert (window.exchanges[:, 0] >= before).all()  # a slow machine has made some of the new window already
 
 
 def test_a_dead_neighbour_is_loss_and_nothing_else() -> None:
