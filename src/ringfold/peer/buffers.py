@@ -5,8 +5,9 @@
 that has a tensor has loaded it already.
 
 An array in host memory and C order is used in place. Every other one (other strides, the memory of a device) is
-*staged*: the engine works on a copy in C order, which is copied back when the op has committed. So elements are matched
-by their indices, whatever the memory order on each peer, and a failed op has not written to the caller's array.
+*staged* (`staging.py`): the engine works on a copy in C order, which is copied back when the op has committed. So
+elements are matched by their indices, whatever the memory order on each peer, and a failed op has not written to the
+caller's array.
 
 All peers must lay out the same op in the same way. So a dict is in the order of its sorted keys, and spans are in the
 order of item sizes, the largest first: then a cut at a multiple of eight bytes never splits an element. An array that
@@ -14,8 +15,7 @@ is left out because it is None has an empty span at its place: peers that leave 
 layouts, even if all sizes are equal.
 """
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from ringfold.errors import UsageError
 from ringfold.peer.codes import BFLOAT16, DTYPES
-
-Array = npt.NDArray[Any]
+from ringfold.peer.staging import Array, Event, Staged, StridedCopy, Tensor, host_view, join, staged_tensor
 
 CODES: dict[np.dtype[Any], int] = {np.dtype(name): code for name, code in DTYPES.items() if name != "bfloat16"}
 """The dtypes that NumPy has itself; a big-endian dtype is a different key and is not found."""
@@ -56,7 +55,6 @@ ArrayLike = npt.NDArray[Any] | SupportsBuffer | SupportsDLPack | SupportsArray
 """One array of any library that exports its memory."""
 Buffers = ArrayLike | Sequence[ArrayLike | None] | Mapping[str, ArrayLike | None]
 """One array, or a list, tuple or dict of them. None is legal only with `skip_none`."""
-CopyBack = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,48 +63,72 @@ class Spans:
 
     arrays: list[Array]
     codes: list[int]
-    staged: Sequence[CopyBack] = ()
+    staged: Sequence[Staged] = ()
 
     @classmethod
-    def of(cls, operands: "Sequence[Operand]", *, read: bool = True) -> "Spans":
-        """The memory that the engine works on. Without `read` the content is not copied: the op only writes there."""
+    def of(cls, operands: "Sequence[Operand]", *, read: bool = True, wait: bool = True) -> "Spans":
+        """The memory that the engine works on. Without `read` the content is not copied: the op only writes there.
+
+        Without `wait` copies from devices may still run.
+        """
         arrays, staged = [], []
         for operand in operands:
-            array, copy_back = operand.in_c_order(read=read)
+            array, copy = operand.in_c_order(read=read)
             arrays.append(array)
-            if copy_back is not None:
-                staged.append(copy_back)
+            if copy is not None:
+                staged.append(copy)
+        if wait:
+            for copy in staged:
+                copy.wait_filled()
         return cls(arrays, [operand.code for operand in operands], staged)
 
-    def copy_back(self) -> None:
-        """The op has committed: copy staged results back to the caller's arrays."""
-        for copy_back in self.staged:
-            copy_back()
+    def is_filled(self) -> bool:
+        """Whether the engine may read the arrays. Never blocks."""
+        return all(copy.is_filled() for copy in self.staged)
+
+    def copy_back(self) -> list[Event]:
+        """The op has committed: copy staged results back to the caller's arrays. Streams may go on with it."""
+        events = [copy.copy_back() for copy in self.staged]
+        return [event for event in events if event is not None]
+
+    def give_back(self) -> None:
+        """The same; whatever this thread's streams are given from now on follows the results."""
+        join(self.copy_back())
 
 
-def spans_of(buffers: Buffers, dtype: str | None = None, *, writable: bool = True, skip_none: bool = False) -> Spans:
+def spans_of(
+    buffers: Buffers,
+    dtype: str | None = None,
+    *,
+    writable: bool = True,
+    skip_none: bool = False,
+    wait: bool = True,
+) -> Spans:
     """The spans of `buffers`. `dtype="bfloat16"` means that 16-bit integers hold the bits of bfloat16 numbers."""
     operands = _operands(buffers, dtype, writable=writable, skip_none=skip_none)
     if writable:
         check_apart(operands)
-    return Spans.of(operands)
+    return Spans.of(operands, wait=wait)
 
 
 def in_and_out(
-    buffers: Buffers, out: Buffers | None, dtype: str | None, *, skip_none: bool = False
+    buffers: Buffers, out: Buffers | None, dtype: str | None, *, skip_none: bool = False, wait: bool = True
 ) -> tuple[Spans, Spans | None]:
-    """The spans of an op from `buffers` to `out`; the second is None if the op is in place."""
+    """The spans of an op from `buffers` to `out`; the second is None if the op is in place.
+
+    Without `wait` copies from devices may still run.
+    """
     if out is None:
-        return spans_of(buffers, dtype, skip_none=skip_none), None
+        return spans_of(buffers, dtype, skip_none=skip_none, wait=wait), None
     source = _operands(buffers, dtype, writable=False, skip_none=skip_none)
     target = _operands(out, dtype, writable=True, skip_none=skip_none)
     if [(operand.code, operand.size) for operand in source] != [(operand.code, operand.size) for operand in target]:
         raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
     if all(one.is_at(other) for one, other in zip(source, target, strict=True)):
         check_apart(target)
-        return Spans.of(target), None
+        return Spans.of(target, wait=wait), None
     check_apart(target, source)
-    return Spans.of(source), Spans.of(target, read=False)
+    return Spans.of(source, wait=wait), Spans.of(target, read=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,33 +140,34 @@ class Operand:
 
     code: int
     view: Array | None
-    tensor: "_Tensor | None" = None
+    tensor: Tensor | None = None
 
     @property
     def size(self) -> int:
-        return self.view.size if self.view is not None else cast(_Tensor, self.tensor).numel()
+        return self.view.size if self.view is not None else cast(Tensor, self.tensor).numel()
 
     @property
     def described(self) -> str:
         """Its dtype and shape, for error texts."""
         if self.view is not None:
             return f"{self.view.dtype} {self.view.shape}"
-        tensor = cast(_Tensor, self.tensor)
+        tensor = cast(Tensor, self.tensor)
         return f"{tensor.dtype} {tuple(tensor.shape)}"
 
     @property
     def is_staged(self) -> bool:
         return self.view is None or not self.view.flags.c_contiguous
 
-    def in_c_order(self, *, read: bool) -> tuple[Array, CopyBack | None]:
-        """The array's own memory; or a copy in C order, filled if `read`, and a function that copies it back."""
-        view = self.view
-        if view is None:
-            return _host_copy(cast(_Tensor, self.tensor), read)
-        if view.flags.c_contiguous:
-            return view, None
-        copy = np.array(view, order="C") if read else np.empty(view.shape, view.dtype)
-        return copy, lambda: np.copyto(view, copy)
+    def in_c_order(self, *, read: bool) -> tuple[Array, Staged | None]:
+        """The array's own memory; or a copy in C order, to be filled if `read`."""
+        if self.view is not None and self.view.flags.c_contiguous:
+            return self.view, None
+        copy: Staged
+        if self.view is not None:
+            copy = StridedCopy(self.view, read=read)
+        else:
+            copy = staged_tensor(cast(Tensor, self.tensor), read=read)
+        return copy.array, copy
 
     def is_at(self, other: "Operand") -> bool:
         """Whether both, of one size, are the same elements of the same memory, in the same order."""
@@ -166,7 +189,7 @@ def operand_of(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}; supported are {', '.join(DTYPES)}")
     if hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
-        tensor = cast(_Tensor, array).detach()
+        tensor = cast(Tensor, array).detach()
         kind = _tensor_kind(tensor, name)
         code = _declared(DTYPES[kind], kind, name, dtype)
         if tensor.device.type != "cpu":
@@ -175,7 +198,7 @@ def operand_of(
             if writable and _overlaps_itself(tensor.shape, strides, item_bytes):
                 raise UsageError(_OVERLAPPING.format(name=name))
             return Operand(code, None, tensor)
-        view = _tensor_view(tensor, kind, name)
+        view = _tensor_view(tensor, name)
     else:
         view = _numpy_view(array, name)
         code = _code_of(view, name, dtype)
@@ -297,7 +320,7 @@ def _address(view: Array) -> int:
     return int(view.__array_interface__["data"][0])
 
 
-def _device_address(tensor: "_Tensor") -> object:
+def _device_address(tensor: Tensor) -> object:
     """Tensors with equal addresses begin with the same element. On a device without addresses tensors never overlap."""
     address = tensor.data_ptr()
     return (str(tensor.device), address) if address else id(tensor)
@@ -363,28 +386,7 @@ def _is_jax(array: ArrayLike) -> bool:
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-class _Tensor(Protocol):
-    """As much of a torch tensor as is used here."""
-
-    device: Any
-    dtype: Any
-    layout: Any
-    shape: Sequence[int]
-
-    def data_ptr(self) -> int: ...
-    def numel(self) -> int: ...
-    def stride(self) -> Sequence[int]: ...
-    def element_size(self) -> int: ...
-    def is_inference(self) -> bool: ...
-    def detach(self) -> "_Tensor": ...
-    def contiguous(self) -> "_Tensor": ...
-    def cpu(self) -> "_Tensor": ...
-    def copy_(self, source: "_Tensor") -> "_Tensor": ...
-    def view(self, dtype: object) -> "_Tensor": ...
-    def numpy(self) -> Array: ...
-
-
-def _tensor_kind(tensor: _Tensor, name: str) -> str:
+def _tensor_kind(tensor: Tensor, name: str) -> str:
     """The name of a tensor's dtype, if it has elements that can be reduced."""
     layout = str(tensor.layout)
     if layout != "torch.strided":
@@ -405,28 +407,11 @@ def _tensor_kind(tensor: _Tensor, name: str) -> str:
     return kind
 
 
-def _tensor_view(tensor: _Tensor, kind: str, name: str) -> Array:
-    """A torch tensor in host memory. bfloat16, which NumPy lacks, goes as 16-bit integers."""
+def _tensor_view(tensor: Tensor, name: str) -> Array:
     try:
-        if kind == "bfloat16":
-            bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
-            return bits.view(np.uint16)
-        return tensor.numpy()
+        return host_view(tensor)
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"{name} cannot be used without a copy: {error}") from error
-
-
-def _host_copy(tensor: _Tensor, read: bool) -> tuple[Array, CopyBack]:
-    """A copy in C order in host memory, and a function that copies it back. Both wait for the current stream."""
-    torch = sys.modules["torch"]
-    host: _Tensor = tensor.contiguous().cpu() if read else torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
-
-    def copy_back() -> None:
-        with torch.inference_mode(tensor.is_inference()):  # the only mode in which such a tensor may be written
-            tensor.copy_(host)
-
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return _tensor_view(host, kind, "the copy"), copy_back
 
 
 def _code_of(view: Array, name: str, dtype: str | None) -> int:
@@ -488,7 +473,7 @@ class ResultBuffer:
 
     def written(self) -> Array:
         """The op has committed: its result as a NumPy array."""
-        self._spans.copy_back()
+        self._spans.give_back()
         return self._spans.arrays[0] if self._array is None else self._array
 
 

@@ -24,7 +24,6 @@ from ringfold.clock.global_clock import GlobalClock
 from ringfold.errors import UsageError
 from ringfold.peer.buffers import (
     CODES,
-    Array,
     ArrayLike,
     Buffers,
     ResultBuffer,
@@ -39,6 +38,7 @@ from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation
 from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
 from ringfold.peer.sampling import Sampling
 from ringfold.peer.session import Session
+from ringfold.peer.staging import Array
 from ringfold.peer.steps import Step, StepParts, StepSettings, steps
 from ringfold.peer.sync.sync_call import (
     OnDivergence,
@@ -314,7 +314,7 @@ class Communicator:
             )
 
         info = ops.run_bound("broadcast", tag, submit, retry=retry)
-        source.copy_back()
+        source.give_back()
         return info
 
     def all_gather(

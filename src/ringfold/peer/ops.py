@@ -15,6 +15,7 @@ from ringfold.peer.buffers import Spans
 from ringfold.peer.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, OpStatus, Retry
 from ringfold.peer.outcome import Handle, ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session
+from ringfold.peer.staging import Event, join
 from ringfold.runtime import threads
 from ringfold.state.shared import SharedState
 from ringfold.wire.descriptor import NO_STEP
@@ -120,7 +121,7 @@ class Ops:
                 )
 
             info = self.run_bound(operation, tag, submit, retry=retry)
-            (target or source).copy_back()
+            (target or source).give_back()
             return info
         self.check_tag(operation, tag)
         try:
@@ -141,7 +142,7 @@ class Ops:
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
         info = self.returned(operation, result)
-        (target or source).copy_back()
+        (target or source).give_back()
         return info
 
     def begin(
@@ -173,15 +174,21 @@ class Ops:
             contribute=contribute,
         )
 
+        written: list[Event] = []
+
         def finished(result: OpResult) -> ReduceInfo | RingfoldError:
             self.in_flight.pop(tag, None)
             if result.status != OK:
                 return self.error(operation, result)
-            (target or source).copy_back()
+            written.extend((target or source).copy_back())
             return info_of(result)
 
+        def seen(result: OpResult) -> None:
+            self._note(result)
+            join(written)
+
         handle = self.in_flight[tag] = Handle(
-            self.engine, number, operation, (source, target), finished, self.session.check_process, self._note
+            self.engine, number, operation, (source, target), finished, self.session.check_process, seen
         )
         return handle
 

@@ -8,6 +8,9 @@ ops again, in the epoch that runs: otherwise two members that wait for different
 Whether `min_world` still holds depends on whether an op of the step was committed, and all members decide this alike.
 Verdicts settle every op of an epoch before the next one begins, so members know of the same commits there. And in an
 epoch that is too small no op is committed, unless one was committed before it.
+
+An op on tensors of a device is submitted when they are in host memory, by the first call of the loop after that. So a
+copy that hangs looks to the others as if this member had not called the op.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,16 @@ from ringfold.peer.codes import OpKind, Retry
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.sampling import Order
+from ringfold.peer.staging import Event, join
+from ringfold.runtime import threads
 from ringfold.wire.messages import Record
+
+POLL_S = 50e-6
+"""How often copies from a device are looked at."""
+
+
+def pause(seconds: float) -> None:
+    threads.Event().wait(seconds)
 
 
 class StepOp:
@@ -38,7 +50,7 @@ class StepOp:
         contribute: bool,
         order: Order,
     ) -> None:
-        self.source, self.target = in_and_out(buffers, out, dtype, skip_none=skip_none)
+        self.source, self.target = in_and_out(buffers, out, dtype, skip_none=skip_none, wait=False)
         self.reduce_op = reduce_code(op)
         self.tag = tag
         self.timeout_s = timeout_s
@@ -53,16 +65,26 @@ class StepOp:
         self.is_alone = False
         """The last attempt found no other member."""
         self.outcome: ReduceInfo | RingfoldError | None = None
+        self._written: list[Event] = []
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether its arrays are in host memory, so that it can be submitted."""
+        return self.source.is_filled()
+
+    def join(self) -> None:
+        """Whatever this thread's streams are given from now on follows the result."""
+        join(self._written)
 
     def end(self, outcome: ReduceInfo | RingfoldError) -> None:
         self.outcome = outcome
         if isinstance(outcome, ReduceInfo):
-            (self.target or self.source).copy_back()
+            self._written = (self.target or self.source).copy_back()
         self.source, self.target = Spans([], []), None  # the caller's arrays
 
     def end_alone(self, info: ReduceInfo) -> None:
         """The group has one member, which is enough: its own operand, or zeros, is the result."""
-        result_alone(self.source, self.target, contribute=self.contribute)
+        write_alone(self.source, self.target, contribute=self.contribute)
         self.end(info if self.contribute else info._replace(contributors=()))
 
 
@@ -82,6 +104,7 @@ class StepHandle:
         """
         if self._op.outcome is None:
             self._look()
+        self._op.join()
         return self._op.outcome is not None
 
     def wait(self, timeout: float | None = None) -> ReduceInfo:
@@ -92,6 +115,7 @@ class StepHandle:
         if not isinstance(self._op.outcome, ReduceInfo):
             self._wait_for(self._op, timeout)
         assert isinstance(self._op.outcome, ReduceInfo)
+        self._op.join()
         return self._op.outcome
 
     def __repr__(self) -> str:
@@ -142,22 +166,38 @@ class Outstanding:
             self._begun = [one for one in self._begun if one is not op]
             raise
 
+    @property
+    def are_submitted(self) -> bool:
+        """Whether `submit` has left none behind. Otherwise copies from a device still run."""
+        return not self._unsubmitted
+
+    def submit_all(self) -> None:
+        """Submit all ops that the engine does not have. Waits for copies from a device."""
+        self.submit()
+        while not self.are_submitted:
+            pause(POLL_S)
+            self._ops.session.check_usable("all_reduce")
+            self.submit()
+
     def submit(self) -> None:
-        """Submit all ops that the engine does not have. Raises `TooFewPeers` if the group is too small."""
+        """Submit the ops that the engine does not have, except those whose arrays are still being copied from a device.
+
+        Raises `TooFewPeers` if the group is too small.
+        """
         self.look()
-        if not self._unsubmitted:
+        if not any(op.is_filled for op in self._unsubmitted):
             return
         if self._is_bound:
             self._ops.session.submit_in_epoch("all_reduce", self.submit_in)
             return
         self._ops.session.check_usable("all_reduce")
-        self._submit_all()
+        self._submit_filled()
 
     def submit_in(self, record: Record) -> None:
         """The same, in the epoch of this record, which cannot change during the call."""
         self.look()
         self._check_size(len(record.members))
-        self._submit_all()
+        self._submit_filled()
 
     def look(self) -> None:
         """Poll the ops, and note the outcomes of those that have ended."""
@@ -207,8 +247,10 @@ class Outstanding:
     def _unsubmitted(self) -> list[StepOp]:
         return [op for op in self._begun if op.number is None and not op.is_alone]
 
-    def _submit_all(self) -> None:
+    def _submit_filled(self) -> None:
         for op in self._unsubmitted:
+            if not op.is_filled:
+                continue
             op.number = self._ops.submit(
                 op.operation,
                 OpKind.ALL_REDUCE,
@@ -225,7 +267,7 @@ class Outstanding:
             )
 
 
-def result_alone(source: Spans, target: Spans | None, *, contribute: bool) -> None:
+def write_alone(source: Spans, target: Spans | None, *, contribute: bool) -> None:
     """The reduction of a group of one: its own operand, or zeros if it does not contribute."""
     result = target or source
     for given, there in zip(source.arrays, result.arrays, strict=True):
@@ -233,5 +275,3 @@ def result_alone(source: Spans, target: Spans | None, *, contribute: bool) -> No
             there.reshape(-1)[:] = 0
         elif target is not None:
             there.reshape(-1)[:] = given.reshape(-1)
-    if target is not None or not contribute:
-        result.copy_back()

@@ -31,7 +31,7 @@ If the state has a sampler, `sampling.py` says whose share is which, and what wa
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +48,13 @@ from ringfold.errors import (
     TooFewPeers,
     UsageError,
 )
-from ringfold.peer.buffers import Array, ArrayLike, Buffers, in_and_out, result_alone
+from ringfold.peer.buffers import ArrayLike, Buffers, in_and_out, result_alone
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, bound
 from ringfold.peer.outcome import SLICE_S, ReduceInfo, copy_error
 from ringfold.peer.sampling import Order, Sampling, sampler_of
-from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
-from ringfold.peer.step_ops import result_alone as reduce_alone
+from ringfold.peer.staging import Array
+from ringfold.peer.step_ops import POLL_S, Outstanding, StepHandle, StepOp, pause, write_alone
 from ringfold.peer.sync.resume import CheckpointStore, Resuming, check_used
 from ringfold.peer.sync.sync_call import (
     OnDivergence,
@@ -305,11 +305,11 @@ class Step:
         return self._loop.called("backward", contribute=contribute)
 
     def _begin_bucket(
-        self, call: Order, number: int, flat: ArrayLike, *, tag: int, quantize: str | None, contribute: bool
+        self, call: Order, number: int, arrays: Sequence[ArrayLike], *, tag: int, quantize: str | None, contribute: bool
     ) -> StepHandle:
         """Begin one of these, averaged. Which one is the last op of the step does not depend on who begins when."""
         begun = StepOp(
-            flat,
+            arrays,
             None,
             None,
             op="avg",
@@ -627,7 +627,7 @@ class Loop:
         """
 
         def do() -> T:
-            self._outstanding.submit()
+            self._outstanding.submit_all()
             with bound(self._outstanding.submit_in) if self._is_bound else nullcontext():
                 result = attempt()
             info = result if isinstance(result, ReduceInfo) else self._ops.last_info
@@ -702,19 +702,25 @@ class Loop:
             nonlocal left_s
             while True:
                 self._outstanding.look()
+                if op.outcome is None:
+                    self._outstanding.submit()
                 if isinstance(op.outcome, RingfoldError):
                     raise copy_error(op.outcome)
                 if op.outcome is not None:
                     return
-                self._outstanding.submit()
-                if op.number is None:
+                if op.is_alone:
                     raise TooFewPeers(1)
                 if left_s <= 0:
                     waited_ms = int((timeout or 0.0) * 1_000)
                     text = f"{op.operation} still runs after {waited_ms} ms"
                     raise DeadlineExceeded("wait", (), waited_ms, text)
-                self._ops.engine.wait_op(op.number, min(left_s, SLICE_S))
-                left_s -= SLICE_S
+                seconds = min(left_s, SLICE_S if self._outstanding.are_submitted else POLL_S)
+                if op.number is not None:
+                    self._ops.engine.wait_op(op.number, seconds)
+                else:
+                    self._ops.session.check_usable("all_reduce")
+                    pause(seconds)
+                left_s -= seconds
 
         def alone() -> None:
             for ended in self._outstanding.end_alone(self.info_alone()):
@@ -765,7 +771,8 @@ class Loop:
         contribute = call.contribute and self.contributes
         if call.out is not None or not contribute:
             source, target = in_and_out(call.buffers, call.out, call.dtype, skip_none=call.skip_none)
-            reduce_alone(source, target, contribute=contribute)
+            write_alone(source, target, contribute=contribute)
+            (target or source).give_back()
         info = self.info_alone()
         return info if contribute else info._replace(contributors=())
 

@@ -65,8 +65,11 @@ class Bucket:
             end += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
         first = self.parameters[0]
         flags = len(self.parameters) if with_flags else 0
-        self.flat = torch.zeros(end + flags, dtype=first.dtype, device=first.device)
-        self.used = self.flat[end:]
+        # Those of a device stay in host memory, where looking at them waits for no stream.
+        is_apart = first.device.type != "cpu"
+        self.flat = torch.zeros(end + (0 if is_apart else flags), dtype=first.dtype, device=first.device)
+        self.used = torch.zeros(flags, dtype=first.dtype) if is_apart else self.flat[end:]
+        self.arrays = [self.flat, self.used] if is_apart and flags else [self.flat]
         self.views = [
             self.flat[offset : offset + parameter.numel()].view_as(parameter)
             for parameter, offset in zip(self.parameters, self.offsets, strict=True)
@@ -264,7 +267,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         bucket.handle = step._begin_bucket(
             self._call,
             bucket.index,
-            bucket.flat,
+            bucket.arrays,
             tag=self._first_tag + 1 + bucket.index,
             quantize=self._quantize,
             contribute=contribute,

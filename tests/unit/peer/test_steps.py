@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ import ringfold as rf
 from ringfold.master.server import MasterThread
 from ringfold.peer.effects import SyncSucceeded
 from ringfold.peer.ops import Ops
+from ringfold.peer.staging import StridedCopy
 from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import set_torn
@@ -151,6 +153,41 @@ def test_alone_the_result_is_copied_to_out(master: MasterThread) -> None:
             out = np.zeros(3)
             step.all_reduce(np.ones(3), out=out)
             assert out.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("min_world", [1, 2, 3])
+@pytest.mark.parametrize("looks", range(1, 9))
+def test_ops_are_submitted_when_their_copies_are_filled(
+    master: MasterThread, monkeypatch: pytest.MonkeyPatch, looks: int, min_world: int
+) -> None:
+    """A copy from a device may end between any two looks at it."""
+    looked: Counter[StridedCopy] = Counter()
+
+    def is_filled(copy: StridedCopy) -> bool:
+        looked[copy] += 1
+        return looked[copy] > looks
+
+    monkeypatch.setattr(StridedCopy, "is_filled", is_filled)
+    world = max(2, min_world)
+
+    def work() -> list[float]:
+        sums = []
+        with rf.join(master.address, timeout_s=DEADLINE_S, op_timeout_s=DEADLINE_S) as run:
+            while run.group_size < world:
+                run.update_topology(min_world=world)
+            for step in run.steps(until=4, min_world=min_world):
+                arrays = [np.full((10, 2), 1.0 + tag)[:, 0] for tag in range(3)]
+                handles = [step.all_reduce_async(array, tag=tag) for tag, array in enumerate(arrays)]
+                if step.number % 2:
+                    step.all_reduce(np.ones(1), tag=9)
+                for handle in reversed(handles):
+                    assert len(handle.wait().contributors) == world
+                sums += [float(array.sum()) for array in arrays]
+        return sums
+
+    with ThreadPoolExecutor(world) as pool:
+        for future in [pool.submit(work) for _ in range(world)]:
+            assert future.result(DEADLINE_S) == [10.0 * world, 20.0 * world, 30.0 * world] * 4
 
 
 def test_survivors_of_a_pair_join_forces_again(master: MasterThread) -> None:
