@@ -25,6 +25,7 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 #   state            shared state: the arrays that are bit-identical on all peers
 #   master           the state machine of a run, and the server around it
 #   peer             the communicator of a training process, and its native engine
+#   observe          views of the events of a run: records, live state, traces
 #   torch            PyTorch: a model and its optimizer as shared state; checkpoints as torch and safetensors files
 #   compat           the PCCL API on top of the communicator
 #   torch            for PyTorch programs: a loader for the samples of a step

@@ -45,11 +45,61 @@ class CollectiveStatus(Struct, frozen=True):
     age_ms: int
 
 
+DURATION_BOUNDS_US = (16, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576, 4_194_304)
+"""Upper bounds of the classes of op durations; the last class, above all of them, has none."""
+
+
+class OpTotals(Struct, frozen=True, array_like=True):
+    """What a peer's engine has counted since the peer joined. The numbers only grow.
+
+    `bytes` are those of the program's arrays in committed ops, `sent_bytes` and `received_bytes` all that went over
+    lanes, `memory_bytes` what of the sent ones went through shared memory. `busy_ns` is the duration of all committed
+    ops from start to end, `waited_ns` what of it passed before anything of another peer had come, and `blocked_ns`
+    while the transport took no payload for the next peer. `durations` counts committed ops by `DURATION_BOUNDS_US`.
+    """
+
+    committed: int = 0
+    aborted: int = 0
+    restarted: int = 0
+    bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    memory_bytes: int = 0
+    busy_ns: int = 0
+    waited_ns: int = 0
+    blocked_ns: int = 0
+    lanes_lost: int = 0
+    durations: list[int] = []
+
+
+class Progress(Struct, frozen=True, omit_defaults=True):
+    """What a peer's program reports: it travels in heartbeats, at most once in each.
+
+    `step` is the number of the step that the program is in or has finished last (-1: none yet), `steps` counts the
+    finished ones. `logged` is what the program passed to `step.log` last. `clock_offset_ns` is the run's global clock
+    minus the host's wall clock, at most `clock_error_ns` off; None without a global clock. `events` are lines of
+    `wire/events.py` for live views, the last few that no earlier report had; `first_event` is the number of the first
+    of them, and `events_dropped` how many this peer could not record.
+    """
+
+    version: str = ""
+    step: int = -1
+    steps: int = 0
+    in_step: bool = False
+    logged: dict[str, float] = {}
+    clock_offset_ns: int | None = None
+    clock_error_ns: int | None = None
+    events: list[bytes] = []
+    first_event: int = 0
+    events_dropped: int = 0
+
+
 class PeerStatus(Struct, frozen=True):
     """One peer, as `ringfold status` shows it.
 
     `phase` is PEER_REGISTERED or PEER_ACCEPTED; `state` is what the peer does, in PCCL's names (empty from a master of
-    an earlier version, whose `phase` is both). `ops` is `op_states` as text.
+    an earlier version, whose `phase` is both). `ops` is `op_states` as text. `progress` has no events here.
+    `progress_ms` is how long ago it changed.
     """
 
     peer: PeerId
@@ -65,6 +115,9 @@ class PeerStatus(Struct, frozen=True):
     ops: list[str] = []
     state: str = ""
     op_states: list[CollectiveStatus] = []
+    totals: OpTotals = OpTotals()
+    progress: Progress = Progress()
+    progress_ms: int = 0
 
 
 class Divergence(Struct, frozen=True):
@@ -163,6 +216,32 @@ class Status(Message, frozen=True, tag="status"):
     run: str = DEFAULT_RUN
     other_runs: list[str] = field(default_factory=list)
     """The other runs that this master serves."""
+
+
+# The events of a run
+
+
+class EventsRequest(Message, frozen=True, tag="events_request"):
+    """Request the events of a run from number `after` on; the proof is that of a `StatusRequest`."""
+
+    version: int
+    after: int
+    nonce: bytes
+    proof: bytes
+    run: str = ""
+
+
+class Events(Message, frozen=True, tag="events"):
+    """Lines of `wire/events.py`, of the master and of its peers, from number `first` on: a few thousand at most.
+
+    `first` is above the requested number if older ones are forgotten. `next` is what to request next. `fence` is that
+    of the master: another master's numbers mean something else.
+    """
+
+    fence: int
+    first: int
+    next: int
+    lines: list[bytes] = field(default_factory=list)
 
 
 # The runs of a master
