@@ -125,6 +125,25 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       },
       "status"_a, "reason"_a, "Every op fails, now and later.");
   cls.def(
+      "set_report",
+      [with](Class& self, const nb::bytes& report) {
+        Bytes body = from_python(report);
+        with(self, [&](Core& core, Ns) { core.set_report(std::move(body)); });
+      },
+      "report"_a, "What the next heartbeat carries, and the first one to every new master.");
+  cls.def(
+      "ended_ops",
+      [with](Class& self, std::uint64_t from) {
+        std::vector<OpEntry> found;
+        std::uint64_t next = 0;
+        with(self, [&](Core& core, Ns) {
+          found = core.ops().log().since(from);
+          next = core.ops().log().count();
+        });
+        return std::make_pair(next, nb::bytes(found.data(), found.size() * sizeof(OpEntry)));
+      },
+      "since"_a, "The number of the next op that ends, and those from this number on that are still known, packed.");
+  cls.def(
       "stats",
       [with](Class& self) {
         Stats stats;

@@ -23,6 +23,14 @@ nb::dict to_python(const Stats& stats) {
   out["reissued"] = stats.reissued;
   out["lanes_lost"] = stats.lanes_lost;
   out["lane_violations"] = stats.lane_violations;
+  out["memory_bytes"] = stats.memory_bytes;
+  out["op_bytes"] = stats.op_bytes;
+  out["busy_ns"] = stats.busy;
+  out["waited_ns"] = stats.waited;
+  out["blocked_ns"] = stats.blocked;
+  for (std::size_t i = 0; i < stats.durations.size(); ++i) {
+    out[("duration_" + std::to_string(i)).c_str()] = stats.durations[i];
+  }
   return out;
 }
 

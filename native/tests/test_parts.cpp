@@ -103,7 +103,7 @@ class Alone {
     auto op = std::make_shared<Op>(1, sum_of(values));
     op->start({0, 2, epoch.spec().small_bytes, 256, false}, 0, pool);
     op->epoch = 1;
-    channel.begin(op->parts.front());
+    channel.begin(0, op->parts.front());
     return op;
   }
 

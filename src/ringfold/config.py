@@ -194,6 +194,17 @@ _SETTINGS = (
                  "etcd://host:port across machines; with ?prefix=NAME, masters of different clusters share a store."),
     Setting(name="lease_s", kind="number", default=3.0, low=0.5, high=60.0,
             help="How long a leading master may be unreachable before another one on its store takes over."),
+    Setting(name="events_dir", kind="file", default=None,
+            help="Directory in which this process records its events: those of a run's master and peers together are a "
+                 "run directory, which `ringfold report`, `trace` and `replay` read."),
+    Setting(name="events_mb", kind="integer", default=1_024, low=1, high=1_048_576,
+            help="How large the record of one process may be. When it grows beyond that, its oldest part is deleted."),
+    Setting(name="flight", kind="switch", default=True,
+            help="Write flight records: the last events and ops of a peer that was evicted or failed, and the last "
+                 "events of a master that evicted one."),
+    Setting(name="flight_dir", kind="file", default=None,
+            help="Directory of flight records. Without this setting it is `flight` beside the journals, in "
+                 "~/.local/state/ringfold. The newest 32 are kept."),
     Setting(name="data_port", kind="integer", default=DATA_PORT, low=1, high=65_535,
             help="First data port that a peer tries; it takes the next free one above."),
     Setting(name="lanes", kind="integer", default=1, low=1, high=64,
@@ -625,6 +636,22 @@ def check_run_name(name: str) -> str:
         rule = "up to 64 letters, digits, dots, underscores and hyphens, of which the first is a letter or a digit"
         raise ConfigError(f"{name!r} is not a valid name of a run: use {rule}")
     return name or DEFAULT_RUN
+
+
+def flight_directory(settings: "Resolved") -> Path | None:
+    """The directory of flight records; None if none are to be written."""
+    if not settings.switch("flight"):
+        return None
+    chosen = settings.value("flight_dir")
+    return chosen if isinstance(chosen, Path) else state_directory() / "flight"
+
+
+def run_directory(settings: "Resolved", run: str) -> Path | None:
+    """The directory of a run's records: one of its own, below `events_dir`, unless it is the default run."""
+    chosen = settings.value("events_dir")
+    if not isinstance(chosen, Path):
+        return None
+    return chosen if run == DEFAULT_RUN else chosen / run
 
 
 def state_directory() -> Path:

@@ -123,7 +123,7 @@ class Channel {
 
   // Parts. begin() takes one up, replay() applies what came before it; in between the core has sent what it had to say
   // about the op. After end() no lane reads from the caller's memory any more.
-  void begin(const PartPtr& part);
+  void begin(Ns now, const PartPtr& part);
   void replay(const PartPtr& part);
   void end(const PartPtr& part, bool committed);
   // A frame about an op as a whole.
@@ -226,10 +226,13 @@ class Channel {
   OutFrame segment_frame(const Lane& lane, const PartPtr& part, Sendable item);
   void flush_for(const OpPart& part);
 
+  void note_sent(Ns now, Lane& lane, const OutFrame& frame) const;
+
   const std::uint32_t number_;
   const EpochState& epoch_;
   const Planted& planted_;
   Stats stats_;
+  Ns now_ = 0;  // as of the last call that said it: for times that only people look at
   FlushList flush_;
   const LinkContext context_;
   std::map<Link::Key, Link> links_;

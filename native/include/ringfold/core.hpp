@@ -148,6 +148,12 @@ class Core {
   std::uint64_t submit_to_first(Ns now, OpSpec spec);
   OpPtr find(std::uint64_t id) const { return ops_.find(id); }
 
+  // What the program reports about itself: the next heartbeat carries it, and the first one to every new master.
+  void set_report(Bytes report) {
+    report_ = std::move(report);
+    has_new_report_ = true;
+  }
+
   // Time and events.
   void tick(Ns now);
   Ns next_deadline() const { return control_.next_deadline(); }
@@ -184,6 +190,8 @@ class Core {
   std::vector<ConnId> filling_;  // bulk connections that began to fill since the last take_filling
   ControlChannel control_;
   Channels channels_{epoch_, advice_, planted_};
+  Bytes report_;
+  bool has_new_report_ = false;
   OpTable ops_{epoch_, channels_, events_, planted_};
   Ns last_tick_ = 0;
 };

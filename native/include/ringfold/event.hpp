@@ -1,6 +1,7 @@
 // What the core reports to Python, and what it counts.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ringfold/op_log.hpp"
 #include "ringfold/op_spec.hpp"
 
 namespace ringfold {
@@ -68,6 +70,11 @@ struct Stats {
   std::uint64_t duplicates = 0, drained = 0;
   std::uint64_t reissued = 0, lanes_lost = 0;
   std::uint64_t lane_violations = 0;  // links that were dropped because a neighbour broke the protocol
+  std::uint64_t memory_bytes = 0;     // of the sent ones, those through shared memory
+  // Of committed ops: bytes of the program's arrays, and nanoseconds from the start to the end, until anything of
+  // another peer came, and while the transport took no payload.
+  std::uint64_t op_bytes = 0, busy = 0, waited = 0, blocked = 0;
+  std::array<std::uint64_t, duration_classes> durations{};
 
   Stats& operator+=(const Stats& other) {
     committed += other.committed;
@@ -80,6 +87,12 @@ struct Stats {
     reissued += other.reissued;
     lanes_lost += other.lanes_lost;
     lane_violations += other.lane_violations;
+    memory_bytes += other.memory_bytes;
+    op_bytes += other.op_bytes;
+    busy += other.busy;
+    waited += other.waited;
+    blocked += other.blocked;
+    for (std::size_t i = 0; i < durations.size(); ++i) durations[i] += other.durations[i];
     return *this;
   }
 };

@@ -74,7 +74,12 @@ class Op {
   OpResult result;
   std::uint32_t epoch = 0;
   std::uint32_t sequence = 0;
+  Ns called = 0;
   Ns started = 0;
+  Ns local = 0;                            // when the local part was done
+  Ns first_done = 0, last_done = 0;        // when the first and the last Done of another rank came
+  std::optional<std::uint32_t> last_rank;  // whose it was
+  std::uint32_t attempts = 0;
   Ns deadline = 0;
   bool timeout_reported = false;
   bool small = false;

@@ -32,6 +32,7 @@
 
 #include "ringfold/call_names.hpp"
 #include "ringfold/channels.hpp"
+#include "ringfold/op_log.hpp"
 
 namespace ringfold {
 
@@ -77,7 +78,7 @@ class OpTable {
 
   // Epochs.
   std::vector<SealedOp> seal();
-  void settle(const std::vector<Verdict>& verdicts, const Bytes& default_reason);
+  void settle(Ns now, const std::vector<Verdict>& verdicts, const Bytes& default_reason);
   // An epoch was installed: what waits starts.
   void restart(Ns now);
   void fail_all(OpStatus status, Bytes reason);
@@ -86,7 +87,7 @@ class OpTable {
 
   // What was heard about ops. on_evidence: false, with a reason, when the master breaks the protocol.
   void on_report(Ns now, const Report& report);
-  bool on_evidence(const std::byte* body, std::size_t bytes, std::string& why);
+  bool on_evidence(Ns now, const std::byte* body, std::size_t bytes, std::string& why);
   // Dones for the master.
   std::vector<Bytes> take_dones() { return std::exchange(dones_, {}); }
 
@@ -101,6 +102,7 @@ class OpTable {
 
   bool any_in_flight() const { return !running_.empty() || !waiting_.empty(); }
   std::vector<std::uint64_t> tags_in_flight() const;
+  const OpLog& log() const { return log_; }
   std::uint64_t finished_count() const { return finished_count_; }
   const Stats& stats() const { return stats_; }
 
@@ -145,6 +147,7 @@ class OpTable {
   void finish(const OpPtr& op, OpStatus status, Bytes reason);
   void undo(const OpPtr& op);
   void end_parts(const Op& op, bool committed);
+  void record(const Op& op);
   void forget_tags();
 
   EpochState& epoch_;
@@ -152,6 +155,8 @@ class OpTable {
   EventQueue& events_;
   const Planted& planted_;
   Stats stats_;
+  Ns now_ = 0;  // as of the last call that said it: for times that only people look at
+  OpLog log_;
   CallNames names_;
   BackupPool pool_;
   std::uint64_t registrations_ = 0;

@@ -96,6 +96,11 @@ class OpPart {
   };
   std::vector<SideState> sides;  // as many as the plan uses, the ring's two at least
   std::uint64_t sent_bytes = 0, received_bytes = 0;
+  // When payload was first and last handed to the transport, and came; and for how long some of it waited for the
+  // transport, in all. Kept by the channel, for people: nothing is decided by it.
+  struct Times {
+    Ns out_first = 0, out_last = 0, in_first = 0, in_last = 0, blocked = 0;
+  } times;
   // Whether what is passed on will need its CRC. Where it was not computed and is needed after all, sending computes
   // it.
   bool checksums = true;

@@ -167,14 +167,14 @@ std::span<std::byte> Channel::receive_space(ConnId id) {
 void Channel::received(Ns now, ConnId id, std::size_t bytes) {
   Lane& from = lane(id);
   from.rx.filled(bytes);
-  from.last_received = now;
+  now_ = from.last_received = now;
   stats_.received_bytes += bytes;
   process(from);
 }
 
 std::size_t Channel::take(Ns now, ConnId id, std::span<const std::byte> bytes, std::size_t longest) {
   Lane& from = lane(id);
-  from.last_received = now;
+  now_ = from.last_received = now;
   std::string why;
   std::size_t used = 0;
   while (!from.held && why.empty() && used < bytes.size()) {
@@ -396,6 +396,8 @@ bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& heade
       break;
   }
   part->received_bytes += header.length;
+  part->times.in_last = now_;
+  if (part->times.in_first == 0) part->times.in_first = now_;
   if (OpPart::SideState& side = part->sides[from.side]; !side.ready_sent) {
     side.early_received += header.length;
     on_early_bytes(from.side, header.length);
@@ -410,7 +412,8 @@ bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& heade
 
 // Parts.
 
-void Channel::begin(const PartPtr& part) {
+void Channel::begin(Ns now, const PartPtr& part) {
+  now_ = now;
   const Op& op = part->op;
   TagState& tag = tag_state(op.spec.tag);
   tag.next = op.sequence + 1;
@@ -576,19 +579,36 @@ std::size_t Channel::gather(ConnId id, iovec* out, std::size_t most) {
   if (place == nullptr) return 0;  // what was sent last may have ended it
   Lane& to = *place->lane;
   if (to.mark_sent == epoch_.number()) pull(*place->link, to);
+  if (to.offered_since == 0 && !to.tx.empty()) to.offered_since = now_;
   return to.tx.gather(out, most);
+}
+
+// A whole frame is through. What is behind it is offered from now on.
+void Channel::note_sent(Ns now, Lane& to, const OutFrame& frame) const {
+  if (frame.part != nullptr && epoch_.size() > 0) {
+    OpPart::Times& times = frame.part->times;
+    times.out_last = now;
+    if (times.out_first == 0) times.out_first = now;
+    if (to.offered_since > 0) times.blocked += std::max<Ns>(now - to.offered_since, 0);
+  }
+  to.offered_since = now;
 }
 
 void Channel::sent(Ns now, ConnId id, std::size_t bytes) {
   Lane& to = lane(id);
+  now_ = now;
   stats_.sent_bytes += bytes;
+  if (to.in_memory) stats_.memory_bytes += bytes;
   to.meter.sent(now, bytes);
   to.tx.sent(bytes, [&](OutFrame& frame, std::size_t left) {
+    note_sent(now, to, frame);
     if (to.sharing.shared && frame.has_header) to.flights.note_sent(frame, to.meter.sent_total() - left);
   });
   if (to.sharing.shared && to.flights.are_too_many(to.meter.sent_total())) {
     violation(link_of(id), "it takes frames, but reports none of them");
+    return;
   }
+  if (to.tx.empty()) to.offered_since = 0;
 }
 
 void Channel::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt) {

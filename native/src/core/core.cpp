@@ -87,6 +87,7 @@ void Core::make_control(Ns now, ConnId id, Ns heartbeat, Ns dead_after) {
   conn->is_control = true;
   conn->held = false;
   control_.open(now, id, heartbeat, dead_after);
+  has_new_report_ = !report_.empty();
   last_tick_ = now;
   process(now, *conn);
 }
@@ -220,7 +221,7 @@ void Core::on_control_frame(Ns now, const MessageConnection::Incoming& frame, st
       why = "a heartbeat of " + std::to_string(frame.bytes) + " bytes";
     }
   } else if (frame.kind == ControlFrame::evidence) {
-    ops_.on_evidence(frame.body, frame.bytes, why);
+    ops_.on_evidence(now, frame.body, frame.bytes, why);
   } else {
     why = "a Done from the master";
   }
@@ -381,8 +382,8 @@ std::vector<SealedOp> Core::seal(std::uint32_t epoch) {
   return ops_.seal();
 }
 
-void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts, const Bytes& default_reason) {
-  if (epoch == epoch_.number()) ops_.settle(verdicts, default_reason);
+void Core::settle(Ns now, std::uint32_t epoch, const std::vector<Verdict>& verdicts, const Bytes& default_reason) {
+  if (epoch == epoch_.number()) ops_.settle(now, verdicts, default_reason);
 }
 
 void Core::install(Ns now, EpochSpec spec) {
@@ -461,6 +462,16 @@ void Core::beat(Ns now) {
   put(body, conn->received_total);
   put(body, ops_.take_out_rate());
   ops_.announce(now, body);
+  const Stats sum = stats();
+  for (const std::uint64_t each :
+       {sum.committed, sum.aborted, sum.restarted, sum.op_bytes, sum.sent_bytes, sum.received_bytes, sum.memory_bytes,
+        sum.busy, sum.waited, sum.blocked, sum.lanes_lost}) {
+    put(body, each);
+  }
+  put(body, sum.durations);
+  put(body, static_cast<std::uint32_t>(has_new_report_ ? report_.size() : 0));
+  if (has_new_report_) body.insert(body.end(), report_.begin(), report_.end());
+  has_new_report_ = false;
   conn->queue(ControlFrame::heartbeat, body.data(), body.size());
   flush_.add(*conn);
 }

@@ -22,6 +22,9 @@ constexpr std::uint16_t doubling_stage = 2;  // of one that is passed on when a 
 enum LinkFacts : std::uint8_t { has_mesh = 1, in_memory = 2 };
 constexpr std::uint8_t all_facts = has_mesh | in_memory;
 
+// Of two times, where 0 is none.
+Ns earlier(Ns a, Ns b) { return a == 0 || (b != 0 && b < a) ? b : a; }
+
 }  // namespace
 
 // Calls.
@@ -41,9 +44,10 @@ void OpTable::check_tag(std::uint64_t tag) const {
 std::uint64_t OpTable::submit(Ns now, OpSpec spec) {
   check_tag(spec.tag);
   names_.name(spec);
+  now_ = now;
   const std::uint64_t id = next_op_++;
   const auto op = std::make_shared<Op>(id, std::move(spec));
-  op->started = now;
+  op->called = op->started = now;
   op->deadline = now + op->spec.timeout;
   ops_.emplace(id, op);
   const auto known = tags_.find(op->spec.tag);
@@ -88,6 +92,7 @@ void OpTable::begin_in_epoch(Ns now, Op& op) {
   ++tag.next;
   op.epoch = spec.epoch;
   op.started = now;
+  ++op.attempts;
   op.deadline = now + op.spec.timeout;
 }
 
@@ -118,7 +123,7 @@ void OpTable::start(Ns now, const OpPtr& op) {
   const bool whole_through_master = op->small && spec.evidence_by_master;
   if (!whole_through_master) channels_.at(0).send(next_side, op->header(LaneFrame::open), raw(op->descriptor));
   const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
-  for (const PartPtr& part : parts) channels_.at(part->channel).begin(part);
+  for (const PartPtr& part : parts) channels_.at(part->channel).begin(now, part);
   if (op->small) op->payloads[spec.rank] = op->own_payload();
   if (!op->small && op->is_absent(spec.rank)) {
     send_absent(*op, next_side, spec.rank);
@@ -184,6 +189,7 @@ OpPtr OpTable::running_op(const PartPtr& part) const {
 
 // Between a channel's report and this, the op may have ended, or the epoch: then it means nothing any more.
 void OpTable::on_report(Ns now, const Report& report) {
+  now_ = now;
   const OpPtr op = running_op(report.part);
   if (op == nullptr || (epoch_.is_sealed() && !planted_.accept_old_epoch)) return;
   std::string why;
@@ -274,6 +280,9 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
     op->result.received_bytes += header.length;
   }
   op->dones[header.origin] = true;
+  op->last_rank = header.origin;
+  op->last_done = now_;
+  if (op->first_done == 0) op->first_done = now_;
   op->links[header.origin] = static_cast<std::uint8_t>(header.offset & all_facts);
   ++op->done_count;
   op->registrations = std::max(op->registrations, header.registrations);
@@ -286,7 +295,7 @@ bool OpTable::on_done(const OpPtr& op, const Report& report, std::string& why) {
   return true;
 }
 
-bool OpTable::on_evidence(const std::byte* body, std::size_t bytes, std::string& why) {
+bool OpTable::on_evidence(Ns now, const std::byte* body, std::size_t bytes, std::string& why) {
   Reader reader(body, bytes);
   std::uint32_t epoch = 0, sequence = 0, fingerprint = 0;
   std::uint64_t tag = 0, registrations = 0;
@@ -309,10 +318,13 @@ bool OpTable::on_evidence(const std::byte* body, std::size_t bytes, std::string&
   if (epoch != epoch_.number() || epoch_.is_sealed()) return true;
   const auto found = tags_.find(tag);
   if (found == tags_.end() || !found->second.running || found->second.running->sequence != sequence) return true;
+  now_ = now;
   const OpPtr op = found->second.running;
   if (count != epoch_.size() || fingerprint != op->fingerprint) return true;
   if (op->small) op->payloads = std::move(payloads);
   op->dones.assign(epoch_.size(), true);
+  op->last_rank.reset();
+  op->first_done = op->last_done = now;
   op->done_count = epoch_.size();
   op->registrations = std::max(op->registrations, registrations);
   check_evidence(op);
@@ -322,6 +334,7 @@ bool OpTable::on_evidence(const std::byte* body, std::size_t bytes, std::string&
 // Evidence.
 
 void OpTable::local_part_done(Ns now, const OpPtr& op) {
+  op->local = now;
   if (!op->small) op->state = OpState::done;
   const std::uint64_t out_bytes = op->sent_to_next();
   if (out_bytes >= min_timed_bytes && op->absent_count() == 0 && epoch_.spec().hosts < 2) {
@@ -440,6 +453,7 @@ void OpTable::finish(const OpPtr& op, OpStatus status, Bytes reason) {
   op->result.reason = std::move(reason);
   op->result.epoch = op->epoch;
   op->result.registrations = op->registrations;
+  record(*op);
   op->release_memory(pool_);
   std::erase(running_, op);
   std::erase(waiting_, op);
@@ -447,6 +461,50 @@ void OpTable::finish(const OpPtr& op, OpStatus status, Bytes reason) {
   if (tag != tags_.end() && tag->second.running == op) tag->second.running = nullptr;
   ++(status == OpStatus::ok ? stats_.committed : stats_.aborted);
   ++finished_count_;
+}
+
+// The times of a large op are those of its payload, those of a small one of its Dones.
+void OpTable::record(const Op& op) {
+  OpEntry entry{.tag = op.spec.tag,
+                .step = op.spec.step,
+                .bytes = op.bytes,
+                .sent_bytes = op.result.sent_bytes,
+                .received_bytes = op.result.received_bytes,
+                .called = op.called,
+                .started = op.attempts > 0 ? op.started : 0,
+                .in_first = op.small ? op.first_done : 0,
+                .in_last = op.small ? op.last_done : 0,
+                .local = op.local,
+                .ended = now_,
+                .sequence = op.sequence,
+                .epoch = op.epoch,
+                .call = op.spec.call,
+                .attempts = op.attempts,
+                .kind = static_cast<std::uint8_t>(op.spec.kind),
+                .outcome = static_cast<std::uint8_t>(op.result.status),
+                .small = op.small};
+  if (op.last_rank && *op.last_rank < epoch_.spec().members.size() && op.epoch == epoch_.number()) {
+    entry.last_peer = epoch_.spec().members[*op.last_rank];
+  }
+  for (const PartPtr& part : op.parts) {
+    const OpPart::Times& times = part->times;
+    entry.sent_bytes += part->sent_bytes;
+    entry.received_bytes += part->received_bytes;
+    entry.out_first = earlier(entry.out_first, times.out_first);
+    entry.out_last = std::max(entry.out_last, times.out_last);
+    entry.blocked = std::max(entry.blocked, times.blocked);
+    if (op.small) continue;
+    entry.in_first = earlier(entry.in_first, times.in_first);
+    entry.in_last = std::max(entry.in_last, times.in_last);
+  }
+  log_.add(entry);
+  if (op.result.status != OpStatus::ok) return;
+  const Ns busy = std::max<Ns>(entry.ended - entry.started, 0);
+  stats_.op_bytes += entry.bytes;
+  stats_.busy += static_cast<std::uint64_t>(busy);
+  stats_.blocked += static_cast<std::uint64_t>(std::clamp<Ns>(entry.blocked, 0, busy));
+  stats_.waited += static_cast<std::uint64_t>(std::clamp<Ns>(entry.in_first - entry.started, 0, busy));
+  ++stats_.durations[duration_class(busy)];
 }
 
 // No channel reads or writes the caller's memory after this.
@@ -483,7 +541,8 @@ std::vector<SealedOp> OpTable::seal() {
   return out;
 }
 
-void OpTable::settle(const std::vector<Verdict>& verdicts, const Bytes& default_reason) {
+void OpTable::settle(Ns now, const std::vector<Verdict>& verdicts, const Bytes& default_reason) {
+  now_ = now;
   epoch_.seal();
   for (const OpPtr& op : std::vector<OpPtr>(running_)) {
     const auto verdict = std::find_if(verdicts.begin(), verdicts.end(), [&](const Verdict& v) {
@@ -519,6 +578,7 @@ void OpTable::forget_tags() {
 }
 
 void OpTable::restart(Ns now) {
+  now_ = now;
   forget_tags();
   best_out_rate_ = 0;  // the next heartbeat is about another link
   const std::vector<OpPtr> again = std::exchange(waiting_, {});
@@ -561,6 +621,7 @@ void OpTable::shift(Ns gap) {
 }
 
 void OpTable::check_deadlines(Ns now) {
+  now_ = now;
   for (const auto* ops : {&running_, &waiting_}) {
     for (const OpPtr& op : *ops) {
       if (op->timeout_reported || now < op->deadline) continue;

@@ -109,6 +109,8 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   is_in_first_channel = placed.is_in_first();
   state = OpState::running;
   mismatch_reported = timeout_reported = false;
+  local = first_done = last_done = 0;
+  last_rank.reset();
   dones.assign(size_, false);
   links.assign(size_, 0);
   doubled = 0;

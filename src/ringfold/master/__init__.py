@@ -20,6 +20,6 @@ How a run outlives its master: `journal.py` (what is journalled, when, and which
 (how members return to a new master), `journal_store.py` (the journals in a store) and `leadership.py` (which of several
 masters leads).
 
-The shell: `server.py` executes the effects over real sockets, and `scheduling.py` decides whose frames are handled
-next.
+The shell: `server.py` executes the effects over real sockets, `scheduling.py` decides whose frames are handled next,
+and `records.py` keeps the events of all runs.
 """

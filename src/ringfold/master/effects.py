@@ -7,7 +7,7 @@ from msgspec import Struct
 from ringfold.master.events import Conn, Ns
 from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.wire.frames import Evidence
-from ringfold.wire.messages import FromMaster, GroupId
+from ringfold.wire.messages import FromMaster, GroupId, PeerId
 from ringfold.wire.notices import Notice
 
 if TYPE_CHECKING:
@@ -45,6 +45,20 @@ class RaiseFrameLimit(Struct, frozen=True):
     """The client has proven the token: accept frames up to the full size from it."""
 
     conn: Conn
+
+
+class RecordEvents(Struct, frozen=True):
+    """Record events of a peer: lines of `wire/events.py`, as the peer sent them. They are not checked yet."""
+
+    peer: PeerId
+    lines: list[bytes]
+
+
+class SendEvents(Struct, frozen=True):
+    """Send the recorded events from number `after` on to a client."""
+
+    conn: Conn
+    after: int
 
 
 class Notify(Struct, frozen=True):
@@ -90,6 +104,8 @@ Effect = (
     | CloseConnection
     | RaiseFrameLimit
     | Notify
+    | RecordEvents
+    | SendEvents
     | StartMoonshot
     | WriteJournal
     | WriteLinks

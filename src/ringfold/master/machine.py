@@ -41,7 +41,15 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master import lifecycle, verdicts
 from ringfold.master.calls import Calls
 from ringfold.master.disputes import Disputes
-from ringfold.master.effects import CloseConnection, Effect, RaiseFrameLimit, SendHeartbeat, SendMessage
+from ringfold.master.effects import (
+    CloseConnection,
+    Effect,
+    RaiseFrameLimit,
+    RecordEvents,
+    SendEvents,
+    SendHeartbeat,
+    SendMessage,
+)
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import (
     Conn,
@@ -94,6 +102,7 @@ from ringfold.wire.messages import (
     AttachFailed,
     Busy,
     Challenge,
+    EventsRequest,
     EvictRequest,
     EvictResponse,
     ForgetRun,
@@ -129,7 +138,7 @@ from ringfold.wire.notices import ConnectionDropped, PeerRegistered, PeerSuspect
 from ringfold.wire.probing import KEY_BYTES, NodeHello, ProbeCommand, RoundAlarm, RoundReport
 from ringfold.wire.proof import derive, prove, proven
 from ringfold.wire.regions import RelayAlarm, RelayHello, RelayNodes, RelayReports
-from ringfold.wire.status import RunInfo, RunState, Waiting
+from ringfold.wire.status import Progress, RunInfo, RunState, Waiting
 
 
 class Master:
@@ -367,6 +376,10 @@ class Master:
                 connection.opened_ns = now
                 # Rendering the status changes nothing: if it fails, only this client gets no response.
                 self._run.out.append(SendMessage(connection.id, checked(self.status, now_ns)))
+            case EventsRequest():
+                self._authenticate(connection, "status", message)
+                connection.opened_ns = now
+                self._run.out.append(SendEvents(connection.id, max(0, message.after)))
             case EvictRequest():
                 self._authenticate(connection, "evict", message)
                 connection.opened_ns = now
@@ -557,7 +570,7 @@ class Master:
                     self._ops.failed(now, peer, message)
             case OpMismatch() | OpCancelled():
                 self._ops.failed(now, peer, message)
-            case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | ProbeCommand():
+            case Hello() | Resume() | StatusRequest() | EventsRequest() | EvictRequest() | NodeHello() | ProbeCommand():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
             case RunsRequest() | ForgetRun() | RelayHello() | GuardianHello() | PeerDied():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
@@ -591,7 +604,16 @@ class Master:
         peer.step_progress.on_heartbeat(now, committed=committed, in_op=bool(heartbeat.ops), in_call=in_call)
         peer.last_received_ns = peer.last_heartbeat_ns = now
         peer.heartbeat = heartbeat
+        if heartbeat.progress is not None:
+            self._note_progress(now, peer, heartbeat.progress)
         self._topology.on_heartbeat(now, peer, heartbeat)
+
+    def _note_progress(self, now: Ns, peer: Peer, progress: Progress) -> None:
+        """What its program reports. Events that came with an earlier report, to this master, are not new."""
+        if new := progress.events[max(0, peer.next_event - progress.first_event) :]:
+            self._run.out.append(RecordEvents(peer.id, new))
+        peer.next_event = max(peer.next_event, progress.first_event + len(progress.events))
+        peer.progress, peer.progress_ns = structs.replace(progress, events=[]), now
 
     def _frame_part(self, now: Ns, conn: Conn) -> None:
         """Heartbeats and echoes wait behind a large frame; its bytes are a sign of life, too."""

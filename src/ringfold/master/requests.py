@@ -16,6 +16,7 @@ from ringfold.master.run import Peer, Run
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
+    EventsRequest,
     EvictRequest,
     ForgetRun,
     GuardianHello,
@@ -35,7 +36,9 @@ MAX_GROUP = (1 << 31) - 1
 MAX_ADDRESSES = 64
 MAX_TEXT_CHARS = 1_024
 
-RunRequest = Hello | Resume | GuardianHello | StatusRequest | EvictRequest | NodeHello | RelayHello | ProbeCommand
+Command = StatusRequest | EventsRequest | EvictRequest | ProbeCommand
+"""What a process that is in no run requests."""
+RunRequest = Hello | Resume | GuardianHello | NodeHello | RelayHello | Command
 """The first message of a connection, with a proof, if it concerns one run."""
 FirstRequest = RunRequest | RunsRequest | ForgetRun
 

@@ -68,6 +68,7 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.notices import CallRefused, Notice, PeerGone
 from ringfold.wire.probing import NodeId
+from ringfold.wire.status import Progress
 
 if TYPE_CHECKING:
     from ringfold.master.syncs import CheckpointWait
@@ -158,6 +159,11 @@ class Peer:
     """It has announced other work until then."""
     suspected: bool = False
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
+    progress: Progress = field(default_factory=Progress)
+    """What its program reported last, without events."""
+    progress_ns: Ns = 0
+    next_event: int = 0
+    """The number of the first event of its that was not recorded here yet."""
     last_heartbeat_ns: Ns = 0
     step_progress: StepProgress = field(init=False)
 

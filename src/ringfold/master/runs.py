@@ -53,6 +53,7 @@ from ringfold.wire.decoding import checked, reason_of
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
+    EventsRequest,
     EvictRequest,
     ForgetRun,
     GuardianHello,
@@ -78,6 +79,7 @@ _PURPOSES: dict[type[ToMaster], str] = {
     Resume: "resume",
     GuardianHello: "guardian",
     StatusRequest: "status",
+    EventsRequest: "status",
     EvictRequest: "evict",
     NodeHello: "node",
     RelayHello: "relay",
@@ -370,6 +372,7 @@ class Runs:
                 | Resume()
                 | GuardianHello()
                 | StatusRequest()
+                | EventsRequest()
                 | EvictRequest()
                 | NodeHello()
                 | RelayHello()
@@ -398,7 +401,7 @@ class Runs:
 
     def _run_name(self, request: RunRequest) -> str:
         """The run that a request names. A command without a name means the only run, if there is one."""
-        is_command = isinstance(request, StatusRequest | EvictRequest | ProbeCommand)
+        is_command = isinstance(request, StatusRequest | EventsRequest | EvictRequest | ProbeCommand)
         name = check_name(request.run)
         if is_command and not request.run:
             [first, *others] = self.infos()

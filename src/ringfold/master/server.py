@@ -32,7 +32,9 @@ from ringfold.master.effects import (
     Effect,
     Notify,
     RaiseFrameLimit,
+    RecordEvents,
     ReportBrokenRun,
+    SendEvents,
     SendEvidence,
     SendHeartbeat,
     SendMessage,
@@ -57,6 +59,7 @@ from ringfold.master.events import (
 from ringfold.master.journal import Journal, Outbox
 from ringfold.master.journal_store import Deposed
 from ringfold.master.leadership import RETRY_S, Candidate, Leadership
+from ringfold.master.records import MasterRecords
 from ringfold.master.runs import Routed, Runs
 from ringfold.master.scheduling import FrameScheduler
 from ringfold.master.settings import MasterSettings
@@ -67,6 +70,7 @@ from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.runtime.process import close_on_fork, keep_on_fork, run_in_subprocess
 from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import MoonshotRequest, decode_response
+from ringfold.wire.events import LeaderChanged
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -230,6 +234,7 @@ class MasterServer:
         self._export = settings.export
         self._rounds: ProbeLog | None = None
         self._other_rounds: dict[str, ProbeLog] = {}
+        self._records = MasterRecords(settings.events_dir, settings.flight_dir, settings.events_bytes)
         self._settings, self._token = settings, token
         alive, self._stepped_ns = settings.liveness, 0
         # After this long without a heartbeat, counted from the last one before a suspension, peers may leave.
@@ -254,7 +259,7 @@ class MasterServer:
         self._is_turn_scheduled = False
         self._servers: list[asyncio.Server] = []
         self._closing: dict[asyncio.Transport, asyncio.TimerHandle] = {}
-        self._last_conn = 0
+        self._last_conn, self._fence = 0, 0
         self._encoded: tuple[FromMaster, bytes] | None = None
         self._moonshot: asyncio.Task[None] | None = None
         self._one_closed = asyncio.Event()
@@ -277,6 +282,7 @@ class MasterServer:
             if self._journal is not None:
                 store = await asyncio.to_thread(open_store, self._journal)
             await self._open()
+            self._records.begin(", ".join(self.addresses))
             ticking = asyncio.create_task(self._tick(), name="ringfold master ticks")
             _log.info("listening on %s", ", ".join(self.addresses))
             if store is None:
@@ -331,6 +337,7 @@ class MasterServer:
             await self._one_closed.wait()
         for server in self._servers:
             await server.wait_closed()
+        self._records.close()
         if self._rounds is not None:
             for log in (self._rounds, *self._other_rounds.values()):
                 log.close()
@@ -344,6 +351,17 @@ class MasterServer:
             due_s = TICK_S if due_ns is None else (due_ns - monotonic_ns()) / 1e9
             await asyncio.sleep(min(max(MIN_TICK_S, due_s), TICK_S))
             self.step(Tick())
+            if self._runs is not None and self._records.is_due(monotonic_ns()):
+                self._sample(self._runs)
+
+    def _sample(self, runs: Runs) -> None:
+        """Record the status of all runs. What goes wrong here ends no run."""
+        now_ns = monotonic_ns()
+        try:
+            machines = [(name, machine) for name in runs.names if (machine := runs.machine_of(name)) is not None]
+            self._records.sample(now_ns, [(name, machine.status(now_ns)) for name, machine in machines])
+        except Exception:
+            _log.exception("the status could not be recorded")
 
     # Leading
 
@@ -401,7 +419,10 @@ class MasterServer:
             for run in leadership.stores:
                 self._route(self._runs.restore(now, run, leadership.journals.get(run), leadership.links[run]))
         self._stepped_ns = now
+        self._fence = fence
         self._leadership = self._held = leadership
+        for run in self._runs.names:
+            self._notify(run, LeaderChanged(name, True, fence))
         return self._runs
 
     def _outbox(self, run: str) -> Outbox:
@@ -412,7 +433,10 @@ class MasterServer:
         if self._deposed is not None and not self._deposed.done():
             _log.warning("this master does not lead any more: %s", reason)
             self._deposed.set_result(reason)
+            names = [] if self._runs is None else self._runs.names
             self._end_leading()
+            for run in names:
+                self._notify(run, LeaderChanged(", ".join(self.addresses), False, self._fence, reason))
 
     async def _end_run(self) -> None:
         """A clean end of a master that is alone with its journals: peers are notified when theirs is closed."""
@@ -538,6 +562,10 @@ class MasterServer:
                     self._close_client(client)
             case Notify(notice):
                 self._notify(run, notice)
+            case RecordEvents():
+                self._records.from_peer(run, effect)
+            case SendEvents(conn, after):
+                self._write(conn, self._encode(self._records.events(run, after, self._fence)))
             case WriteLinks(raw):
                 if self._leadership is not None and (run not in self._link_writes or self._link_writes[run].done()):
                     work = _write_links(self._leadership, run, raw)
@@ -579,6 +607,7 @@ class MasterServer:
         if more is not None:
             whose = "" if run in ("", DEFAULT_RUN) else f"run {run}: "
             _log.log(_LEVELS[notice.level], "%s%s%s", whose, notice, more)
+            self._records.notice(run, notice)
         try:
             log = self._round_log(run) if isinstance(notice, RoundDone) else None
             if log is not None and isinstance(notice, RoundDone):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-from ringfold.config import Resolved, Value
+from ringfold.config import Resolved, Value, flight_directory
 from ringfold.errors import ConfigError
 from ringfold.limits import MAX_CHANNELS, MAX_LANES_OF_A_PATH
 from ringfold.probe.nodes.nodes_file import read_graph
@@ -62,6 +62,12 @@ class MasterSettings:
     """The default of the peers: a stall timeout is never longer."""
     resume_wait_ms: int = 60_000
     """How long a sync waits for the participants of the last one, if no member has its state."""
+    events_dir: Path | None = None
+    """The directory in which the events of the runs are recorded."""
+    events_bytes: int = 1 << 30
+    """How large the record of one run may be."""
+    flight_dir: Path | None = None
+    """The directory of flight records."""
     max_proposals: int = 8
     max_unproven: int = 256
     max_runs: int = 256
@@ -137,6 +143,8 @@ def master_settings(resolved: Resolved) -> MasterSettings:
     export = resolved.value("probe_export")
     evict_after_ms = resolved.integer("evict_after_ms")
     assert export is None or isinstance(export, Path)
+    events_dir = resolved.value("events_dir")
+    assert events_dir is None or isinstance(events_dir, Path)
     return MasterSettings(
         evidence=cast(Literal["auto", "ring", "master"], resolved.text("evidence")),
         small_bytes=resolved.integer("small_bytes"),
@@ -148,6 +156,9 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         resume_wait_ms=int(resolved.number("resume_wait_s") * 1_000),
         max_runs=resolved.integer("max_runs"),
         export=export,
+        events_dir=events_dir,
+        events_bytes=resolved.integer("events_mb") << 20,
+        flight_dir=flight_directory(resolved),
         log_fits=resolved.switch("probe_log_fits"),
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),

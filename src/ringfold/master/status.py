@@ -81,6 +81,9 @@ def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
         ops=[f"tag {op.tag} seq {op.sequence}: {op.state} ({format_seconds(op.age_ms)})" for op in ops],
         state=state_of(facts),
         op_states=ops,
+        totals=peer.heartbeat.totals,
+        progress=peer.progress,
+        progress_ms=max(0, now - peer.progress_ns) // MS,
     )
 
 

@@ -36,6 +36,7 @@ from ringfold.peer.codes import REDUCE_OPS, OpKind
 from ringfold.peer.counting import Counter
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
+from ringfold.peer.recording import Recording
 from ringfold.peer.sampling import Sampling
 from ringfold.peer.session import Session
 from ringfold.peer.staging import Array
@@ -69,12 +70,14 @@ class Communicator:
         op_timeout_s: float,
         sigterm_grace_s: float = 20.0,
         join_again: "Callable[[], tuple[Session, Callable[[], None]]] | None" = None,
+        recording: Recording | None = None,
     ) -> None:
         """`join_again` makes another session with the same settings, and a function with which it joins."""
         self._asking = threads.Lock()
         """Held while a thread asks, so that questions get their numbers in order."""
         self._sigterm_grace_s = sigterm_grace_s
         self._join_again = join_again
+        self._recording = recording
         self._ops = Ops(session, op_timeout_s)
         self._shown = session
         """The session whose peers are shown: while this peer joins again, the one before."""
@@ -558,7 +561,16 @@ class Communicator:
             "sigterm_grace_s": self._sigterm_grace_s if handle_sigterm else None,
             "sigterm_type": self._sigterm_type,
             "sampling_type": self._sampling_type,
+            "recording": self._recording,
         }
+
+    def log(self, **values: float) -> None:
+        """Show values of the program, such as a loss, in `ringfold top`, the dashboard and the run's record.
+
+        A number that is not finite is shown as such. In a step of `steps` it is the same as `Step.log`.
+        """
+        if self._recording is not None:
+            self._recording.log(values)
 
     # Membership
 
@@ -641,6 +653,8 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.stopped |= kind is not None
+        if error is not None and self._recording is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+            self._recording.dump(f"the program raised {error!r}")
         self.leave()
 
     def __repr__(self) -> str:

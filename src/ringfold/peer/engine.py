@@ -180,6 +180,13 @@ class Engine(Commands, Protocol):
 
     def release(self, op: int) -> None: ...
     def stats(self) -> dict[str, int]: ...
+    def set_report(self, report: bytes) -> None:
+        """What the next heartbeat carries at its end, and the first one to every new master: a `Progress`."""
+
+    def ended_ops(self, since: int) -> tuple[int, bytes]:
+        """The number of the next op that ends, and those from number `since` on that are still known, packed as
+        `recording.OpEntry`."""
+
     def shutdown(self) -> None: ...
     def before_fork(self) -> None:
         """Stop the engine until one of the next two is called in each of the two processes."""

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -16,11 +17,12 @@ from ringfold.peer.engine import Engine, new_engine
 from ringfold.peer.guardian import GuardianStarter
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.path_shares import PathShares
+from ringfold.peer.recording import Recording
 from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.nodes.prober import ProbeSocket
-from ringfold.runtime import network, threads
+from ringfold.runtime import network, recorder, threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.hardware import usable_cores, whole_cores
 from ringfold.runtime.network import congestion_missing
@@ -55,15 +57,36 @@ class JoinRequest:
 def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Communicator:
     """Join the run, and return when this peer is a member of a group. `at_end` is called when everything is closed."""
     settings = _settings(request)
-    session, join_run = _new_session(request, settings)
-    join_run()
-    session.at_end = at_end
+    recording = _recording(request, settings)
+
+    def end() -> None:
+        recording.close()
+        if at_end is not None:
+            at_end()
+
+    try:
+        session, join_run = _new_session(request, settings, recording)
+        join_run()
+    except BaseException:
+        recording.close()
+        raise
+    session.at_end = end
     return Communicator(
         session,
         settings.number("op_timeout_s"),
         settings.number("sigterm_grace_s"),
-        lambda: _new_session(request, settings),
+        lambda: _new_session(request, settings, recording),
+        recording,
     )
+
+
+def _recording(request: JoinRequest, settings: config.Resolved) -> Recording:
+    run, host = config.check_run_name(settings.text("run")), request.host or network.host_name()
+    name = settings.text("name") or f"{host}:{os.getpid()}"
+    capacity_bytes = settings.integer("events_mb") << 20
+    about = recorder.begun("peer", run, name, host, metadata.version("ringfold"))
+    directory, flights = config.run_directory(settings, run), config.flight_directory(settings)
+    return Recording(about, directory, flights, capacity_bytes=capacity_bytes)
 
 
 _PROBE: Mapping[bool | str | None, str | None] = {True: "on", False: "off", "listen": "listen", None: None}
@@ -87,7 +110,9 @@ def _settings(request: JoinRequest) -> config.Resolved:
     )
 
 
-def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Session, Callable[[], None]]:
+def _new_session(
+    request: JoinRequest, settings: config.Resolved, recording: Recording
+) -> tuple[Session, Callable[[], None]]:
     """A session that has not joined yet, and the function that joins; if that fails, the session is closed."""
     run = config.check_run_name(settings.text("run"))
     token = run_token(token_of(request, settings), run)
@@ -120,7 +145,8 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
         threads=0 if settings.value("threads") == "auto" else settings.integer("threads"),
         here="" if settings.text("transport") == "tcp" else engine.listen_here(),
     )
-    session = Session(engine, identity, _timings(request.timings, settings))
+    session = Session(engine, identity, _timings(request.timings, settings), recording)
+    recording.attach(engine, session.clock)
     if settings.switch("guardian"):
         session.guardian = GuardianStarter(engine, identity)
     if settings.text("agent") == "auto":

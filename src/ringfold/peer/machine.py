@@ -461,7 +461,13 @@ class PeerMachine:
                 return self._lose_master(f"it refuses this peer ({reason})")
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 return []  # this peer does not probe: else the session has handed it to the probing shell
-            case messages.Challenge() | messages.Status() | messages.EvictResponse() | messages.RunList():
+            case (
+                messages.Challenge()
+                | messages.Status()
+                | messages.Events()
+                | messages.EvictResponse()
+                | messages.RunList()
+            ):
                 return self._lose_master(f"it message {type(message).__name__} out of turn")
             case RelayWelcome() | RelayAnswers() | RelayRound() | RelayGraph() | RelayClocks():
                 return self._lose_master(f"it message {type(message).__name__} out of turn")

@@ -28,7 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple, NoReturn, Self, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -72,6 +72,7 @@ from ringfold.peer.guardian import GuardianStarter
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import copy_error, error_of
 from ringfold.peer.path_shares import PathShares, flows_of, hosts_of
+from ringfold.peer.recording import Recording
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.probe.logs.files import ProbeLog
@@ -90,21 +91,20 @@ from ringfold.runtime import master_client, threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.snapshot import Snapshot
+from ringfold.units import MS
 from ringfold.units import S as S
 from ringfold.wire.decoding import decode
 from ringfold.wire.diagnostics import with_names
+from ringfold.wire.events import EpochRuns, PeerEvicted, PeerJoined, StateSynced
 from ringfold.wire.messages import (
     MAX_BUSY_MS,
-    Epoch,
-    GroupId,
     Offer,
-    PeerId,
     PendingQuestion,
     Reason,
     Record,
     VoteKind,
 )
-from ringfold.wire.notices import ConnectionAbandoned, ConnectionDropped
+from ringfold.wire.notices import ConnectionAbandoned, ConnectionDropped, Notice
 from ringfold.wire.probing import NodeClock, NodeId, RoundSummary
 from ringfold.wire.proof import NONCE_BYTES
 
@@ -122,26 +122,12 @@ runs between two slices."""
 T = TypeVar("T")
 
 
-class EpochRuns(NamedTuple):
-    """The log line, at level debug, when an epoch begins to run here: before any op can end in it."""
-
-    group: GroupId
-    epoch: Epoch
-    fence: int
-    ring: tuple[PeerId, ...]
-
-    @classmethod
-    def of(cls, record: Record) -> Self:
-        return cls(record.group, record.epoch, record.fence, tuple(member.peer for member in record.members))
-
-    def __str__(self) -> str:
-        return f"group {self.group}: epoch {self.epoch} (fence {self.fence}) runs here, with ring {list(self.ring)}"
-
-
 class Session:
     """A peer's membership in a run, from join to leave. Thread-safe."""
 
-    def __init__(self, engine: Engine, identity: Identity, timings: PeerTimings) -> None:
+    def __init__(
+        self, engine: Engine, identity: Identity, timings: PeerTimings, recording: Recording | None = None
+    ) -> None:
         self.engine = engine
         self.machine = PeerMachine(identity, timings)
         self.error: RingfoldError | None = None
@@ -160,6 +146,8 @@ class Session:
         """The hints of the host's agent about paths, if they are to be used."""
         self.guardian: GuardianStarter | None = None
         """What starts this peer's guardian at each new master, if it is to have one."""
+        self.recording = recording
+        """The record of this process's events."""
         self.probe_events = ProbeEvents(self.newest_round)
         self._probe_conn: int | None = None
         """The control connection over which the probing shell is connected to the master."""
@@ -215,7 +203,10 @@ class Session:
         self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted:
         """Block in a sync until every member that takes part has the winning state, or its master is gone."""
+        since_ns = monotonic_ns()
         outcome = self._call_and_wait("sync", "sync_shared_state", min_world, timeout_s, offer, snapshot, final=final)
+        if isinstance(outcome, SyncSucceeded):
+            self._record(StateSynced(outcome.revision, outcome.rx_bytes, (monotonic_ns() - since_ns) // MS))
         assert isinstance(outcome, SyncSucceeded | SyncInterrupted)
         return outcome
 
@@ -445,6 +436,8 @@ class Session:
         self._changed = threads.Condition(threads.RLock())
         self.is_forked = True
         self.is_over = True
+        if self.recording is not None:
+            self.recording.forked()
         self.engine.forked_child()
 
     # The thread
@@ -469,6 +462,8 @@ class Session:
                 self._copy_blocks()
         except Exception as error:
             _log.exception("the peer's thread failed; the session is over")
+            if self.recording is not None:
+                self.recording.dump(f"the peer's thread failed: {error!r}", stacks=True)
             self.error = RingfoldError(f"the peer's thread failed: {error!r}")
         finally:
             self._shut_down()
@@ -556,6 +551,9 @@ class Session:
             case Joined(record):
                 self._joined = True
                 self.joined_with = record
+                if self.recording is not None:
+                    self.recording.joined(self.machine.peer)
+                self._record(PeerJoined(self.machine.peer, record.group, record.epoch))
             case CallFinished(ballot, outcome):
                 self._outcomes[ballot] = outcome
                 self._changed.notify_all()
@@ -564,11 +562,15 @@ class Session:
                 self.error = error
                 if error is not None and self._joined:
                     _log.warning("%s", error)
+                    self._record(PeerEvicted(str(error)))
+                    if self.recording is not None:
+                        self.recording.dump(f"this peer's membership has ended: {error}", stacks=True)
             case Notify(notice):
                 more: str | None = ""
                 if isinstance(notice, ConnectionAbandoned | ConnectionDropped):
                     more = self._log_limit.take(monotonic_ns(), notice.reason)
                 if more is not None:
+                    self._record(notice)
                     _log.log(_LEVELS[notice.level], "%s%s", with_names(str(notice), self.machine.names), more)
             case ExpectBlocks():
                 # At once: the request for these blocks is the next effect, and they may arrive right after it.
@@ -581,13 +583,22 @@ class Session:
                 self._copies.append((self._transfer, effect))
             case Install():
                 if self.machine.record is not None:
-                    _log.debug("%s", EpochRuns.of(self.machine.record))
+                    self._note_epoch(self.machine.record)
                 installed = execute(self.engine, effect)
                 self._use_path_shares(self._follow_paths)
                 return installed
             case _:
                 return execute(self.engine, effect)
         return None
+
+    def _note_epoch(self, record: Record) -> None:
+        runs = EpochRuns(record.group, record.epoch, record.fence, [member.peer for member in record.members])
+        _log.debug("%s", runs)
+        self._record(runs)
+
+    def _record(self, notice: Notice) -> None:
+        if self.recording is not None:
+            self.recording.emit(notice)
 
     def _raise_over(self, operation: str) -> NoReturn:
         if self.error is not None:

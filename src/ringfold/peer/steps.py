@@ -31,7 +31,7 @@ If the state has a sampler, `sampling.py` says whose share is which, and what wa
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,7 @@ from ringfold.peer.buffers import ArrayLike, Buffers, in_and_out, result_alone
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, bound
 from ringfold.peer.outcome import SLICE_S, ReduceInfo, copy_error
+from ringfold.peer.recording import Recording
 from ringfold.peer.sampling import Order, Sampling, sampler_of
 from ringfold.peer.staging import Array
 from ringfold.peer.step_ops import POLL_S, Outstanding, StepHandle, StepOp, pause, write_alone
@@ -64,9 +65,12 @@ from ringfold.peer.sync.sync_call import (
     check_unchanged,
     sync_state,
 )
+from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState, lineage_of, note_saved
+from ringfold.units import MS
+from ringfold.wire.events import CheckpointSaved
 from ringfold.wire.messages import Record
 
 _log = logging.getLogger("ringfold.steps")
@@ -82,6 +86,7 @@ class StepParts(TypedDict):
     sigterm_grace_s: float | None
     sigterm_type: Callable[[float, Callable[[], None]], Sigterm]
     sampling_type: type[Sampling]
+    recording: Recording | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,8 @@ class StepSettings:
     """Whether a peer that is evicted joins again. With a counter it does not: only one peer speaks for a group."""
     sampling_type: type[Sampling] = Sampling
     """How samples are given out; a simulation plants bugs here."""
+    recording: Recording | None = None
+    """What the steps are recorded in."""
 
     def __post_init__(self) -> None:
         for name in ("min_world", "check_every", "every", "keep"):
@@ -226,6 +233,13 @@ class Step:
         self.sync = sync
         self.missed = missed
         self._loop = loop
+
+    def log(self, **values: float) -> None:
+        """Show values of this step, such as a loss, in `ringfold top`, the dashboard and the run's record.
+
+        Numbers that are not finite are shown as such. It is cheap: nothing is sent for it but the next heartbeat.
+        """
+        self._loop.log(values)
 
     def shard(self, n: int | None = None) -> Share:
         """This peer's samples of this step, by the `Sampler` in the shared state: `n`, or its `batch_size`, or fewer.
@@ -423,6 +437,7 @@ class Loop:
         self._outstanding = Outstanding(
             ops, is_bound=self._is_bound, check_size=self._check_size, committed=self._note_async_commit
         )
+        self._recording = settings.recording
         self._is_cut_off = False  # whether this peer left the run during a step that the program has finished
         self._sampling = settings.sampling_type(state, lambda: run.peer_id, self._members_of)
 
@@ -454,6 +469,7 @@ class Loop:
     def _steps(self) -> Iterator[Step]:
         state, until = self._state, self._settings.until
         while not self._is_at_end:
+            since_ns = monotonic_ns()
             step = self._with_rejoin(self._begin)
             if step is None:
                 # The run is beyond this loop's end. It goes on without this newcomer: no member would join a last sync.
@@ -467,9 +483,14 @@ class Loop:
             self._outstanding.contributes = True
             self._run._set_step(step)
             self._sampling.begin()
+            if self._recording is not None:
+                sync_ns = monotonic_ns() - since_ns
+                self._recording.begin_step(step.number, self._run.epoch, self._run.group_size, sync_ns)
             yield step
             self._run._set_step(None)
             self._wait_for_rest(step)
+            if self._recording is not None:
+                self._recording.end_step()
             self._sigterm.is_inside, self._is_cut_off = True, self._sigterm.is_overdue
             number = step.number
             if state.revision not in (number, number + 1):
@@ -626,6 +647,8 @@ class Loop:
         `order` is the place of an op that reduces, `contribute` whether the program wants this peer to contribute.
         """
 
+        self._note_wait()
+
         def do() -> T:
             self._outstanding.submit_all()
             with bound(self._outstanding.submit_in) if self._is_bound else nullcontext():
@@ -648,6 +671,14 @@ class Loop:
     def all_reduce_async(self, step: Step, op: StepOp) -> StepHandle:
         self._guarded(step, lambda: self._outstanding.begin(op))
         return StepHandle(op, self._outstanding.look, lambda op, timeout: self._wait(step, op, timeout))
+
+    def log(self, values: Mapping[str, float]) -> None:
+        if self._recording is not None:
+            self._recording.log(values)
+
+    def _note_wait(self) -> None:
+        if self._recording is not None:
+            self._recording.wait_begins()
 
     def _guarded(self, step: Step, do: Callable[[], T]) -> T:
         """Call `do`, unless SIGTERM ends the loop."""
@@ -696,6 +727,7 @@ class Loop:
                 self._outstanding.contributes = is_too_small = False
 
     def _wait(self, step: Step, op: StepOp, timeout: float | None = None) -> None:
+        self._note_wait()
         left_s = float("inf") if timeout is None else max(0.0, timeout)
 
         def do() -> None:
@@ -920,7 +952,11 @@ class Loop:
             return
         try:
             with self._ops.session.busy(self._ops.timeout_s):  # the others may have nothing to save, and wait
+                since_ns = monotonic_ns()
                 self._checkpoints.save(self._state)
+            if self._recording is not None:
+                took_ms = (monotonic_ns() - since_ns) // MS
+                self._recording.emit(CheckpointSaved(self._state.revision, took_ms))
         except (StateError, OSError) as error:
             _log.error("no checkpoint of step %d: %s", self._state.revision, error)
 

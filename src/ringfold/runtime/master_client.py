@@ -16,10 +16,13 @@ from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
 from ringfold.runtime.clock import monotonic_ns, random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
+from ringfold.wire.events import Event, decode_event
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
+    Events,
+    EventsRequest,
     EvictRequest,
     EvictResponse,
     ForgetRun,
@@ -90,6 +93,14 @@ class MasterClient:
         response = self._request(StatusRequest(PROTOCOL_VERSION, nonce, proof, self._run))
         if not isinstance(response, Status):
             raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__}, not Status")
+        return response
+
+    def events(self, after: int) -> Events:
+        """The events of the run from number `after` on, as far as the master still has them."""
+        nonce, proof = self._proof("status")
+        response = self._request(EventsRequest(PROTOCOL_VERSION, after, nonce, proof, self._run))
+        if not isinstance(response, Events):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__}, not Events")
         return response
 
     def probe(self, action: ProbeAction, label: str = "") -> ProbeAnswer:
@@ -263,13 +274,8 @@ def _first_of(addresses: Sequence[str], attempt: Callable[[str], Result]) -> Res
     raise MasterUnreachable(", ".join(addresses), reasons)
 
 
-def follow_status(
-    addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0, run: str = ""
-) -> Iterator[tuple[str, Status] | MasterUnreachable]:
-    """Yield the status every `every_s`, from the master that leads at that time.
-
-    Raises MasterUnreachable if there is none at first; later it yields that error.
-    """
+def _leader(addresses: Sequence[str], token: bytes, timeout_s: float, run: str) -> MasterClient:
+    """A connection to the master that leads."""
 
     def attempt(address: str) -> MasterClient:
         client = MasterClient(address, token, timeout_s, run)
@@ -280,13 +286,52 @@ def follow_status(
             raise
         return client
 
+    return _first_of(addresses, attempt)
+
+
+def follow_status(
+    addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0, run: str = ""
+) -> Iterator[tuple[str, Status] | MasterUnreachable]:
+    """Yield the status every `every_s`, from the master that leads at that time.
+
+    Raises MasterUnreachable if there is none at first; later it yields that error.
+    """
+
     has_seen = False
     while True:
         try:
-            with _first_of(addresses, attempt) as connection:
+            with _leader(addresses, token, timeout_s, run) as connection:
                 for status in connection.watch(every_s):
                     has_seen = True
                     yield connection.address, status
+        except MasterUnreachable as error:
+            if not has_seen:
+                raise
+            yield error
+            time.sleep(every_s)
+
+
+def follow(
+    addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0, run: str = ""
+) -> Iterator[tuple[str, Status, list[Event]] | MasterUnreachable]:
+    """Yield the status every `every_s`, and the events since the last look, from the master that leads at that time.
+
+    The first look at a master brings all events that it still has. Raises MasterUnreachable if there is none at first;
+    later it yields that error.
+    """
+    seen: tuple[str, int, int] = ("", 0, 0)
+    has_seen = False
+    while True:
+        try:
+            with _leader(addresses, token, timeout_s, run) as client:
+                while True:
+                    status = client.status()
+                    address, fence, after = seen
+                    is_known = (address, fence) == (client.address, status.fence)
+                    new = client.events(after if is_known else 0)
+                    seen, has_seen = (client.address, new.fence, new.next), True
+                    yield client.address, status, [event for line in new.lines if (event := decode_event(line))]
+                    time.sleep(every_s)
         except MasterUnreachable as error:
             if not has_seen:
                 raise

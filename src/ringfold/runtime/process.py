@@ -205,10 +205,17 @@ def _identity_of(pid: int) -> str:
 def _where() -> str:
     """The boot and the PID namespace: within these, a PID means one process at a time."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+        return f"{boot_id()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return "unknown"
+
+
+def boot_id() -> str:
+    """What the kernel calls this boot of this machine; empty if it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _started(pid: int) -> str:
@@ -218,6 +225,25 @@ def _started(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]
+
+
+class RunQueueClock:
+    """For how long the calling thread was ready to run and had no core, since this was made."""
+
+    def __init__(self) -> None:
+        self._began_ns = _queued_ns()
+
+    def elapsed_ns(self) -> int:
+        """To be called by the same thread."""
+        return max(0, _queued_ns() - self._began_ns)
+
+
+def _queued_ns() -> int:
+    """The second figure of schedstat; 0 where the kernel does not count it."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 # Subprocesses

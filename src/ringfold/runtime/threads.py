@@ -46,6 +46,11 @@ def is_main_over() -> bool:
     return not threading.main_thread().is_alive()
 
 
+def names() -> dict[int, str]:
+    """The names of all threads, by their identifiers."""
+    return {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
+
+
 class PendingCall(Generic[Value]):
     """A call that another thread makes. `result` waits for it and may be called again after a timeout."""
 

@@ -17,7 +17,9 @@ from ringfold.master.effects import (
     Effect,
     Notify,
     RaiseFrameLimit,
+    RecordEvents,
     ReportBrokenRun,
+    SendEvents,
     SendEvidence,
     SendHeartbeat,
     SendMessage,
@@ -332,6 +334,8 @@ class SimMaster:
                     self.sim.rings["with links that could not be measured"] += bool(notice.failed)
                 elif isinstance(notice, SyncBegun) and run == DEFAULT_RUN:
                     self.sim.sync_begins(notice.holders, notice.receivers)
+            case RecordEvents() | SendEvents():
+                pass  # nobody looks at events here
             case WriteLinks(raw):
                 if self._store is not None:
                     self._store.links[run] = raw

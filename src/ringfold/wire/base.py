@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 PeerId = int
 Epoch = int

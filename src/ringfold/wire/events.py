@@ -8,6 +8,7 @@ A file begins with a `RecordBegun`, and has a `ClockSampled` every few seconds: 
 all files, which are CLOCK_MONOTONIC of their hosts, to one timeline.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -28,11 +29,11 @@ OpName = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter", "bar
 OP_NAMES: tuple[OpName, ...] = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
 
 
-class Stamp(Struct, frozen=True, omit_defaults=True):
+class Stamp(Struct, frozen=True, omit_defaults=True, rename={"peer": "by"}):
     """When and by which process an event was recorded.
 
     `at` is CLOCK_MONOTONIC of its host in nanoseconds. `wall` is Unix time in nanoseconds, by the host's own clock (0:
-    not recorded, as for ops and steps). `peer` is 0 for the master. In a live view, an event of a peer has the peer's
+    not recorded, as for ops and steps). `peer`, which is `by` in a line, is 0 for the master. In a live view, an event of a peer has the peer's
     `at` and `wall`.
     """
 
@@ -179,27 +180,34 @@ class OpsLeftOut(Notice, frozen=True, tag="ops_left_out"):
 class StepEnded(Notice, frozen=True, tag="step_ended", omit_defaults=True):
     """A step of `run.steps` has ended, `Stamp.at` being the end. Times are CLOCK_MONOTONIC.
 
-    The program had the step from `began_ns` on. `cpu_ns` is the CPU time that the process used since then, `queued_ns`
-    for how long the thread of the loop was ready to run and had no core. `sync_ns` is what the loop needed before the
-    step for admissions and the sync. `logged` is what the program passed to `step.log`.
+    The program had the step from `began_ns` on, and first waited for an op of it at `waited_ns` (0: for none). From the
+    one to the other the process used `cpu_ns` of CPU time, and for `queued_ns` the thread of the loop was ready to run
+    and had no core. `sync_ns` is what the loop needed before the step for admissions and the sync. `logged` is what the
+    program passed to `step.log`; None is a number that is not finite.
     """
 
     step: int
     epoch: Epoch
     size: int
     began_ns: int
+    waited_ns: int = 0
     cpu_ns: int = 0
     queued_ns: int = 0
     sync_ns: int = 0
-    logged: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def level(self) -> Level:
         return "debug"
 
     def __str__(self) -> str:
-        logged = "".join(f", {name} {value:g}" for name, value in self.logged.items())
+        logged = f", {values_text(self.logged)}" if self.logged else ""
         return f"step {self.step} in epoch {self.epoch} with {self.size} peers{logged}"
+
+
+def values_text(logged: Mapping[str, float | None]) -> str:
+    """Logged values as text."""
+    return ", ".join(f"{name} {'not finite' if value is None else f'{value:g}'}" for name, value in logged.items())
 
 
 class StateSynced(Notice, frozen=True, tag="state_synced"):
@@ -218,12 +226,13 @@ class StateSynced(Notice, frozen=True, tag="state_synced"):
 
 
 class CheckpointSaved(Notice, frozen=True, tag="checkpoint_saved"):
+    """This peer has saved a checkpoint."""
+
     revision: int
-    bytes: int
     took_ms: int
 
     def __str__(self) -> str:
-        return f"checkpoint of revision {self.revision} saved in {self.took_ms} ms ({self.bytes} bytes)"
+        return f"checkpoint of revision {self.revision} saved in {self.took_ms} ms"
 
 
 class PeerEvicted(Notice, frozen=True, tag="peer_evicted"):
@@ -284,6 +293,32 @@ class StatusSampled(Notice, frozen=True, tag="status_sampled"):
         return f"status: {self.status.world.peers} peers"
 
 
+class StacksDumped(Notice, frozen=True, tag="stacks_dumped"):
+    """What each thread of the process was doing when a flight record was written, by the thread's name."""
+
+    stacks: dict[str, str]
+
+    @property
+    def level(self) -> Level:
+        return "debug"
+
+    def __str__(self) -> str:
+        return f"the stacks of {len(self.stacks)} threads"
+
+
+class ValuesLogged(Notice, frozen=True, tag="values_logged"):
+    """What the program passed to `run.log` outside of a step."""
+
+    logged: dict[str, float | None]
+
+    @property
+    def level(self) -> Level:
+        return "debug"
+
+    def __str__(self) -> str:
+        return values_text(self.logged)
+
+
 class FlightDumped(Notice, frozen=True, tag="flight_dumped"):
     """The last line of a flight record: why it was written, and how many older events were lost."""
 
@@ -338,6 +373,8 @@ EventKind = (
     | PathSharesChanged
     | LeaderChanged
     | StatusSampled
+    | StacksDumped
+    | ValuesLogged
     | FlightDumped
 )
 """Every notice. A test compares this with the classes of both files."""

@@ -16,6 +16,7 @@ import msgspec
 from ringfold.errors import RemoteProtocolError
 from ringfold.wire.decoding import decode
 from ringfold.wire.messages import BulkMessage, FromMaster, Handshake, Message, ToMaster
+from ringfold.wire.status import DURATION_BOUNDS_US, OpTotals, Progress
 
 MAX_HANDSHAKE_BYTES = 16 * 1024
 """The largest frame accepted from an unauthenticated client."""
@@ -37,9 +38,13 @@ HEAD_BYTES = _HEAD.size
 _HEARTBEAT_NUMBERS = struct.Struct("<QQ")
 _REPORT = struct.Struct("<IIIIQQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")
+_TOTALS = struct.Struct(f"<11Q{len(DURATION_BOUNDS_US) + 1}QI")
+"""Eleven counters, the durations, and the length of the program's report."""
 _DONE = struct.Struct("<IQII48sQB")
 _EVIDENCE = struct.Struct("<IQIIQH")
 
+MAX_REPORT_BYTES = 32 * 1024
+"""The largest report of a program in a heartbeat."""
 DESCRIPTOR_BYTES = 48
 NO_PAYLOAD = 0xFFFF_FFFF
 """In evidence, in place of a payload's length: that rank contributes nothing."""
@@ -49,6 +54,7 @@ _encoder = msgspec.msgpack.Encoder()
 _to_master: msgspec.msgpack.Decoder[ToMaster] = msgspec.msgpack.Decoder(ToMaster)
 _from_master: msgspec.msgpack.Decoder[FromMaster] = msgspec.msgpack.Decoder(FromMaster)
 _handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
+_progress: msgspec.msgpack.Decoder[Progress] = msgspec.msgpack.Decoder(Progress)
 _on_visit: msgspec.msgpack.Decoder[BulkMessage] = msgspec.msgpack.Decoder(BulkMessage)
 
 
@@ -125,6 +131,8 @@ class Announced(msgspec.Struct, frozen=True):
 class Heartbeat(msgspec.Struct, frozen=True):
     """A peer's heartbeat: `echo` is the highest number received from the master; the rest is about the peer's ops.
 
+    `totals` counts since the peer joined. `progress` is None if it has not changed since the last heartbeat.
+
     `out_stalled_ms`: an op has bytes for the next peer, and none were acknowledged for this long. `in_starved_ms`: an
     op waits for the previous peer, and nothing arrived for this long. `back_stalled_ms`: an op has bytes for the
     *previous* peer (the reverse direction of a lane, or its half of an exchange), and none were acknowledged for this
@@ -144,6 +152,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     received: int = 0
     out_rate: int = 0
     back_stalled_ms: int = 0
+    totals: OpTotals = OpTotals()
+    progress: Progress | None = None
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -195,6 +205,10 @@ def heartbeat_frame(heartbeat: Heartbeat) -> bytes:
         ),
     ]
     parts += [_ANNOUNCED.pack(op.tag, op.sequence, op.age_ms, op.fingerprint, op.done) for op in heartbeat.ops]
+    *counters, durations = msgspec.structs.astuple(heartbeat.totals)
+    durations = durations or [0] * (len(DURATION_BOUNDS_US) + 1)
+    report = b"" if heartbeat.progress is None else encode_progress(heartbeat.progress)
+    parts += [_TOTALS.pack(*counters, *durations, len(report)), report]
     return frame(FrameKind.HEARTBEAT, b"".join(parts))
 
 
@@ -203,14 +217,32 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
     epoch, out_ms, in_ms, back_ms, committed, received, out_rate, count = _unpack(
         _REPORT, body, _HEARTBEAT_NUMBERS.size
     )
-    at = _HEARTBEAT_NUMBERS.size + _REPORT.size
-    if len(body) != at + count * _ANNOUNCED.size:
-        raise RemoteProtocolError(f"a heartbeat of {len(body)} bytes that names {count} ops")
+    first = _HEARTBEAT_NUMBERS.size + _REPORT.size
+    at = first + count * _ANNOUNCED.size
+    *numbers, length = _unpack(_TOTALS, body, at)
+    totals = msgspec.convert([*numbers[:11], numbers[11:]], OpTotals)
+    at += _TOTALS.size
+    if len(body) != at + length:
+        raise RemoteProtocolError(f"a heartbeat of {len(body)} bytes that names {count} ops and {length} bytes more")
     ops = [
         Announced(tag, sequence, age_ms, fingerprint, bool(done))
-        for tag, sequence, age_ms, fingerprint, done in _ANNOUNCED.iter_unpack(body[at:])
+        for tag, sequence, age_ms, fingerprint, done in _ANNOUNCED.iter_unpack(
+            body[first : first + count * _ANNOUNCED.size]
+        )
     ]
-    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops, received, out_rate, back_ms)
+    progress = _decode_progress(body[at:]) if length else None
+    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops, received, out_rate, back_ms, totals, progress)
+
+
+def encode_progress(progress: Progress) -> bytes:
+    """What the engine puts at the end of the next heartbeat."""
+    return _encoder.encode(progress)
+
+
+def _decode_progress(body: bytes) -> Progress:
+    if len(body) > MAX_REPORT_BYTES:
+        raise RemoteProtocolError(f"a report of {len(body)} bytes in a heartbeat (limit {MAX_REPORT_BYTES})")
+    return decode(_progress.decode, body, what="not a report of a peer: ")
 
 
 def done_frame(done: Done) -> bytes:

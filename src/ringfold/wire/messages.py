@@ -63,6 +63,8 @@ from ringfold.wire.regions import (
     RelayWelcome,
 )
 from ringfold.wire.status import Divergence as Divergence
+from ringfold.wire.status import Events as Events
+from ringfold.wire.status import EventsRequest as EventsRequest
 from ringfold.wire.status import EvictRequest as EvictRequest
 from ringfold.wire.status import EvictResponse as EvictResponse
 from ringfold.wire.status import ForgetRun as ForgetRun
@@ -859,6 +861,7 @@ ToMaster = (
     | PeerDied
     | Returned
     | StatusRequest
+    | EventsRequest
     | EvictRequest
     | Busy
     | Vote
@@ -906,6 +909,7 @@ FromMaster = (
     | Evicted
     | Left
     | Status
+    | Events
     | EvictResponse
     | RunList
     | NodeWelcome

@@ -76,7 +76,8 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     """What a peer's program reports: it travels in heartbeats, at most once in each.
 
     `step` is the number of the step that the program is in or has finished last (-1: none yet), `steps` counts the
-    finished ones. `logged` is what the program passed to `step.log` last. `clock_offset_ns` is the run's global clock
+    finished ones. `logged` is what the program passed to `step.log` last (None: a number that is
+    not finite). `clock_offset_ns` is the run's global clock
     minus the host's wall clock, at most `clock_error_ns` off; None without a global clock. `events` are lines of
     `wire/events.py` for live views, the last few that no earlier report had; `first_event` is the number of the first
     of them, and `events_dropped` how many this peer could not record.
@@ -86,7 +87,7 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     step: int = -1
     steps: int = 0
     in_step: bool = False
-    logged: dict[str, float] = {}
+    logged: dict[str, float | None] = {}
     clock_offset_ns: int | None = None
     clock_error_ns: int | None = None
     events: list[bytes] = []

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 import ringfold as rf
-from ringfold.peer.session import EpochRuns
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.cluster import Channel, ChannelClosed
 from ringfold.tools.soak.epochs import EpochBegun, StepCommitted
+from ringfold.wire.events import EpochRuns
 
 TAGS = 8
 STOP_TAG = TAGS
@@ -82,7 +82,7 @@ class StepLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.args, tuple) and record.args and isinstance(runs := record.args[0], EpochRuns):
-            self._write(EpochBegun(*runs))
+            self._write(EpochBegun(runs.group, runs.epoch, runs.fence, tuple(runs.ring)))
 
     def begin(self) -> None:
         """A membership begins: what was committed of a step that did not end is not logged."""

@@ -1,0 +1,397 @@
+"""What a peer records about itself: its events, its ops and its steps, and what its heartbeats say of its program.
+
+One `Recording` outlives the sessions of a communicator. It always keeps the last events in memory, for a flight record;
+with `events_dir` it writes all of them to files (`runtime/recorder.py`). The engine keeps the last ops by itself
+(`OpLog` in native/include/ringfold/op_log.hpp); they are read in batches, by the thread that writes.
+
+The program's report travels in the next heartbeat, at most once in `REPORT_NS`: no message is sent for it.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from ringfold.clock.global_clock import GlobalClock
+from ringfold.errors import ClockNotReady, UsageError
+from ringfold.runtime import threads
+from ringfold.runtime.clock import monotonic_ns, process_cpu_ns, raw_ns, unix_ns
+from ringfold.runtime.process import RunQueueClock
+from ringfold.runtime.recorder import CAPACITY_BYTES, Recorder
+from ringfold.units import MS, S
+from ringfold.wire.events import (
+    OP_NAMES,
+    OP_OUTCOMES,
+    ClockSampled,
+    OpEnded,
+    OpsLeftOut,
+    RecordBegun,
+    Stamp,
+    StepEnded,
+    ValuesLogged,
+    encode_event,
+)
+from ringfold.wire.frames import MAX_REPORT_BYTES, encode_progress
+from ringfold.wire.messages import PeerId
+from ringfold.wire.notices import Notice
+from ringfold.wire.status import Progress
+
+REPORT_NS = 250 * MS
+CLOCK_EVERY_NS = 2 * S
+MAX_OPS_PER_S = 500
+"""More ops, or steps, are not recorded in a second: then only those whose number is a multiple of a power of two."""
+SLOW_NS = 100 * MS
+"""Ops that take longer are always recorded."""
+MAX_LOGGED = 64
+MAX_NAME = 64
+_LAST_OPS = 512
+_NO_STEP = 2**64 - 1
+_ENTRY = struct.Struct("<6Q9q4I3B5x")
+"""`OpEntry` of the engine."""
+
+
+class OpSource(Protocol):
+    """The part of an engine that knows the ops that have ended."""
+
+    def ended_ops(self, since: int) -> tuple[int, bytes]: ...
+    def set_report(self, report: bytes) -> None: ...
+
+
+class OpEntry(NamedTuple):
+    """One ended op, as the engine packs it."""
+
+    tag: int
+    step: int
+    bytes: int
+    sent_bytes: int
+    received_bytes: int
+    last_peer: PeerId
+    called: int
+    started: int
+    out_first: int
+    out_last: int
+    in_first: int
+    in_last: int
+    local: int
+    ended: int
+    blocked: int
+    sequence: int
+    epoch: int
+    call: int
+    attempts: int
+    kind: int
+    outcome: int
+    small: int
+
+    def event(self) -> OpEnded:
+        return OpEnded(
+            op=OP_NAMES[self.kind],
+            tag=self.tag,
+            sequence=self.sequence,
+            epoch=self.epoch,
+            outcome=OP_OUTCOMES[self.outcome],
+            bytes=self.bytes,
+            called_ns=self.called,
+            started_ns=self.started,
+            step=-1 if self.step == _NO_STEP else self.step,
+            attempts=self.attempts,
+            out_first_ns=self.out_first,
+            out_last_ns=self.out_last,
+            in_first_ns=self.in_first,
+            in_last_ns=self.in_last,
+            local_ns=self.local,
+            blocked_ns=self.blocked,
+            last_peer=self.last_peer,
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+        )
+
+
+def unpack_ops(packed: bytes) -> Iterator[OpEntry]:
+    """The ops that `ended_ops` returned."""
+    return map(OpEntry._make, _ENTRY.iter_unpack(packed))
+
+
+class Thinning:
+    """Decides what is recorded when there is too much: every n-th, n being a power of two that follows the rate."""
+
+    def __init__(self, most_per_s: int = MAX_OPS_PER_S) -> None:
+        self.every = 1
+        self._most = most_per_s
+
+    def note(self, count: int, seconds: float) -> None:
+        """So many have ended in this time."""
+        wanted = 1
+        while count > self._most * max(seconds, 1e-3) * wanted:
+            wanted *= 2
+        self.every = wanted
+
+    def keeps(self, number: int) -> bool:
+        return number % self.every == 0
+
+
+class Recording:
+    """The record of one communicator. All calls are cheap; safe from any thread."""
+
+    def __init__(
+        self, begun: RecordBegun, directory: Path | None, flights: Path | None, *, capacity_bytes: int = CAPACITY_BYTES
+    ) -> None:
+        """`flights` is the directory of flight records. ConfigError if the record cannot be begun."""
+        self._flights = flights
+        self._new_recorder = partial(Recorder, begun, directory, collect=self._collect, capacity_bytes=capacity_bytes)
+        self._clock: GlobalClock | None = None
+        self._engine: OpSource | None = None
+        self._lock = threads.Lock()
+        """Around what two threads read and write: ops that are collected, and the report."""
+        self._next_op = 0
+        self._lost_ops = self._left_out_ops = self._left_out_steps = 0
+        self._ops, self._step_thinning = Thinning(), Thinning()
+        self._collected_ns = self._clock_ns = monotonic_ns()
+        self._steps_since = 0
+        self._progress = Progress(version=begun.version)
+        self._reported_ns = 0
+        self._reported_live = 0
+        self._step: _Step | None = None
+        self._recorder = self._new_recorder()
+
+    def attach(self, engine: OpSource, clock: GlobalClock) -> None:
+        """A session begins, with an engine and a clock of its own."""
+        if self._recorder.is_closed:
+            self._recorder = self._new_recorder()
+        with self._lock:
+            self._engine, self._clock, self._next_op, self._reported_ns = engine, clock, 0, 0
+
+    def joined(self, peer: PeerId) -> None:
+        self._recorder.peer = peer
+        self.report(at_once=True)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that is written now; None without a record in files."""
+        return self._recorder.path
+
+    def emit(self, notice: Notice) -> None:
+        before = self._recorder.live_count
+        self._recorder.emit(notice)
+        if self._recorder.live_count > before:
+            self.report(at_once=True)
+
+    def close(self) -> None:
+        self._recorder.close()
+        with self._lock:
+            self._engine = None
+
+    def forked(self) -> None:
+        self._recorder.forked()
+        self._engine, self._lock = None, threads.Lock()
+
+    # Steps, and what the program logs
+
+    def begin_step(self, number: int, epoch: int, size: int, sync_ns: int) -> None:
+        self._step = _Step(number, epoch, size, sync_ns, measures=self._recorder.is_recording)
+        self._set(step=number, in_step=True)
+
+    def wait_begins(self) -> None:
+        """The program waits for an op of the step: what it computed before, it computed without waiting."""
+        if self._step is not None:
+            self._step.wait_begins()
+
+    def end_step(self) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            return
+        self._steps_since += 1
+        if self._step_thinning.keeps(step.number):
+            self._recorder.emit(step.event(), is_stamped=False)
+        else:
+            self._left_out_steps += 1
+        self._set(steps=self._progress.steps + 1, in_step=False)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Values of the program, for people: a loss, a rate, a count."""
+        logged = _checked(values)
+        if self._step is None:
+            self._recorder.emit(ValuesLogged(logged))
+        else:
+            self._step.logged.update(logged)
+        shown = {name: value for name, value in self._progress.logged.items() if name not in logged} | logged
+        self._set(logged=dict(list(shown.items())[-MAX_LOGGED:]))
+
+    # The report in heartbeats
+
+    def _set(self, **changed: object) -> None:
+        self._progress = replace(self._progress, **changed)
+        self.report()
+
+    def report(self, *, at_once: bool = False) -> None:
+        """Let the next heartbeat carry the program's report, unless one has just done so."""
+        now_ns = monotonic_ns()
+        if not at_once and now_ns - self._reported_ns < REPORT_NS:
+            return
+        with self._lock:
+            if self._engine is None:
+                return
+            self._reported_ns = now_ns
+            first, lines = self._recorder.live()
+            new = lines[max(0, self._reported_live - first) :]
+            self._reported_live = first + len(lines)
+            offset_ns, error_ns = self._clock_offset()
+            progress = replace(
+                self._progress,
+                clock_offset_ns=offset_ns,
+                clock_error_ns=error_ns,
+                events=_within(new, MAX_REPORT_BYTES // 2),
+                first_event=self._reported_live - len(new),
+                events_dropped=self._recorder.dropped + self._lost_ops,
+            )
+            self._engine.set_report(encode_progress(progress))
+
+    def _clock_offset(self) -> tuple[int, int] | tuple[None, None]:
+        if self._clock is None:
+            return None, None
+        try:
+            now = self._clock.now()
+        except ClockNotReady:
+            return None, None
+        return now.ns - unix_ns(), now.error_ns
+
+    # Collecting
+
+    def _collect(self) -> Iterable[bytes]:
+        """Called by the thread that writes: the ops that have ended, and from time to time the clocks."""
+        now_ns = monotonic_ns()
+        peer = self._recorder.peer
+        lines = [encode_event(Stamp(entry.ended, 0, peer), entry.event()) for entry in self._ended(now_ns)]
+        if now_ns - self._clock_ns >= CLOCK_EVERY_NS or self._clock_ns == 0:
+            self._clock_ns = now_ns
+            lines.append(self._clocks())
+            if self._left_out_ops or self._left_out_steps:
+                every = max(self._ops.every, self._step_thinning.every)
+                left_out = OpsLeftOut(self._left_out_ops, self._left_out_steps, every)
+                self._left_out_ops = self._left_out_steps = 0
+                lines.append(encode_event(Stamp(now_ns, unix_ns(), peer), left_out))
+        return lines
+
+    def _ended(self, now_ns: int) -> list[OpEntry]:
+        with self._lock:
+            if self._engine is None:
+                return []
+            wanted = self._next_op
+            self._next_op, packed = self._engine.ended_ops(wanted)
+        entries = list(unpack_ops(packed))
+        lost = self._next_op - wanted - len(entries)
+        self._lost_ops += lost
+        seconds = (now_ns - self._collected_ns) / S
+        self._collected_ns = now_ns
+        self._ops.note(len(entries) + lost, seconds)
+        self._step_thinning.note(self._steps_since, seconds)
+        self._steps_since = 0
+        kept = [each for each in entries if self._is_kept(each)]
+        self._left_out_ops += len(entries) - len(kept) + lost
+        return kept
+
+    def _is_kept(self, entry: OpEntry) -> bool:
+        is_special = entry.outcome != 0 or entry.attempts > 1 or entry.ended - entry.called > SLOW_NS
+        return is_special or self._ops.keeps(entry.sequence)
+
+    def _clocks(self) -> bytes:
+        """All clocks at the same instant: of several readings the one that took the shortest time."""
+        found: list[tuple[int, int, ClockSampled]] = []
+        for _ in range(5):
+            before_ns = monotonic_ns()
+            raw, wall = raw_ns(), unix_ns()
+            after_ns = monotonic_ns()
+            found.append((after_ns - before_ns, (before_ns + after_ns) // 2, ClockSampled(raw, wall)))
+        _, at_ns, sample = min(found, key=lambda each: each[0])
+        if self._clock is not None:
+            try:
+                instant = self._clock.to_global(sample.raw_ns)
+                sample = ClockSampled(sample.raw_ns, sample.wall_ns, instant.ns, instant.error_ns)
+            except ClockNotReady:
+                pass
+        return encode_event(Stamp(at_ns, sample.wall_ns, self._recorder.peer), sample)
+
+    # Flight records
+
+    def dump(self, reason: str, *, stacks: bool = False) -> None:
+        """Write a flight record: the last events and ops."""
+        if self._flights is None:
+            return
+        lines: list[bytes] = []
+        with self._lock:
+            if self._engine is not None:
+                _, packed = self._engine.ended_ops(0)
+                peer = self._recorder.peer
+                last = list(unpack_ops(packed))[-_LAST_OPS:]
+                lines = [encode_event(Stamp(entry.ended, 0, peer), entry.event()) for entry in last]
+        lines.append(self._clocks())
+        self._recorder.dump(self._flights, reason, lines, stacks=stacks)
+
+
+class _Step:
+    """A step that the program is in."""
+
+    def __init__(self, number: int, epoch: int, size: int, sync_ns: int, *, measures: bool) -> None:
+        self.number, self.what = number, (epoch, size, sync_ns)
+        self.logged: dict[str, float | None] = {}
+        self.waited_ns = self._cpu_ns = self._queued_ns = 0
+        self._queue = RunQueueClock() if measures else None
+        self._began_cpu_ns = process_cpu_ns() if measures else 0
+        self.began_ns = monotonic_ns()
+
+    def wait_begins(self) -> None:
+        if self.waited_ns == 0:
+            self.waited_ns = monotonic_ns()
+            self._measure()
+
+    def _measure(self) -> None:
+        if self._queue is not None:
+            self._cpu_ns = process_cpu_ns() - self._began_cpu_ns
+            self._queued_ns = self._queue.elapsed_ns()
+            self._queue = None
+
+    def event(self) -> StepEnded:
+        self._measure()
+        epoch, size, sync_ns = self.what
+        return StepEnded(
+            self.number,
+            epoch,
+            size,
+            self.began_ns,
+            self.waited_ns,
+            self._cpu_ns,
+            self._queued_ns,
+            sync_ns,
+            self.logged,
+        )
+
+
+def _checked(values: Mapping[str, float]) -> dict[str, float | None]:
+    """What may be logged: a few names, and numbers; None for those that are not finite. Anything else raises."""
+    if len(values) > MAX_LOGGED:
+        raise UsageError(f"log: {len(values)} values at once, and at most {MAX_LOGGED} are shown")
+    out: dict[str, float | None] = {}
+    for name, value in values.items():
+        if len(name) > MAX_NAME:
+            raise UsageError(f"log: a name of {len(name)} characters (limit {MAX_NAME}): {name[:20]!r}...")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"log: {name} must be a number, not {type(value).__name__}") from None
+        out[name] = number if math.isfinite(number) else None
+    return out
+
+
+def _within(lines: list[bytes], most: int) -> list[bytes]:
+    """The newest lines that fit."""
+    total, kept = 0, 0
+    for line in reversed(lines):
+        total += len(line) + 8
+        if total > most:
+            break
+        kept += 1
+    return lines[len(lines) - kept :]
