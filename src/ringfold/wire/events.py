@@ -33,8 +33,8 @@ class Stamp(Struct, frozen=True, omit_defaults=True, rename={"peer": "by"}):
     """When and by which process an event was recorded.
 
     `at` is CLOCK_MONOTONIC of its host in nanoseconds. `wall` is Unix time in nanoseconds, by the host's own clock (0:
-    not recorded, as for ops and steps). `peer`, which is `by` in a line, is 0 for the master. In a live view, an event of a peer has the peer's
-    `at` and `wall`.
+    not recorded, as for ops and steps). `peer`, which is `by` in a line, is 0 for the master. In a live view, an event
+    of a peer has the peer's `at` and `wall`.
     """
 
     at: int
