@@ -25,6 +25,9 @@ def master(
     store: Annotated[
         str | None, typer.Option(help="Store for the journal; masters on one store stand by for each other.")
     ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Directory in which the events of the runs are recorded (events_dir).")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
@@ -51,6 +54,7 @@ def master(
     arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
     arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
     arguments |= {"journal": journal, "no_journal": no_journal, "store": store, "probe_log_fits": log_fits}
+    arguments |= {"events_dir": events}
     resolved = settings.load(arguments)
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
     for warning in resolved.warnings:

@@ -3,5 +3,5 @@
 Nothing here takes part in a run. Live views read the status and the events of the master that leads, as `ringfold
 status` does; views of a finished run read the files of its run directory.
 
-Reading order: `records.py` reads the files of a run directory.
+Reading order: `records.py` reads the files of a run directory, and `stream.py` merges their events by time.
 """

@@ -9,7 +9,7 @@ all files, which are CLOCK_MONOTONIC of their hosts, to one timeline.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct, field
@@ -379,6 +379,9 @@ EventKind = (
 )
 """Every notice. A test compares this with the classes of both files."""
 
+KINDS: tuple[str, ...] = tuple(sorted(kind.__struct_config__.tag for kind in get_args(EventKind)))
+"""The names of all kinds, as in a line."""
+
 _encoder = msgspec.json.Encoder()
 _stamps = msgspec.json.Decoder(Stamp)
 _events: msgspec.json.Decoder[EventKind] = msgspec.json.Decoder(EventKind)
@@ -389,6 +392,13 @@ class Event(Struct, frozen=True):
 
     stamp: Stamp
     notice: EventKind
+
+
+def kind_of(notice: Notice) -> str:
+    """The name of its kind, as in a line."""
+    tag = notice.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
 
 
 def encode_event(stamp: Stamp, notice: Notice) -> bytes:
