@@ -144,7 +144,7 @@ def _text(seen: "Seen") -> "Text":
     from rich.text import Text
 
     time = datetime.fromtimestamp(seen.wall_ns / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    who = f"peer {seen.peer} ({seen.source})" if seen.peer else "master"
+    who = f"peer {seen.peer} ({seen.source})" if seen.peer else seen.role
     style = _STYLES[seen.notice.level]
     return Text.assemble(
         (time, "dim"), "  ", (f"{who:<24}", "bold" if seen.peer else ""), "  ", (str(seen.notice), style)
