@@ -249,18 +249,13 @@ class PeerEvicted(Notice, frozen=True, tag="peer_evicted"):
 
 
 class PathSharesChanged(Notice, frozen=True, tag="path_shares_changed"):
-    """The shares of the paths to a neighbour by the host's agent: fractions of 1, by path. Empty: lanes just pull."""
+    """The paths to a neighbour carry other shares of the bytes than before, as measured: fractions of 1, by path."""
 
     peer: PeerId
     shares: list[float]
 
-    @property
-    def level(self) -> Level:
-        return "debug"
-
     def __str__(self) -> str:
-        shares = ", ".join(f"{share:.1%}" for share in self.shares)
-        return f"paths to peer {self.peer}: {shares or 'no shares'}"
+        return f"paths to peer {self.peer} carry {', '.join(f'{share:.0%}' for share in self.shares)}"
 
 
 class LeaderChanged(Notice, frozen=True, tag="leader_changed"):
