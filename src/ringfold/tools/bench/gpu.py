@@ -24,7 +24,8 @@ from rich.progress import Progress
 
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.allreduce import TRANSPORTS
-from ringfold.tools.bench.report import Column, Row, Sheet, Value, microseconds, size_bytes, size_text, spread
+from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, size_bytes, size_text, spread
+from ringfold.tools.bench.targets import Value
 from ringfold.tools.cluster import LocalCluster, Message
 
 WORKER = str(Path(__file__).with_name("gpu_worker.py"))

@@ -84,7 +84,7 @@ class Rank:
         pattern = torch.arange(tensor.numel(), device=tensor.device).remainder_(PATTERN).add_(1).to(tensor.dtype)
         tensor.copy_(pattern).mul_(self._run.rank + 1)
         self._run.all_reduce(tensor)
-        return torch.equal(tensor, pattern.mul_(self._world * (self._world + 1) // 2))
+        return bool(torch.equal(tensor, pattern.mul_(self._world * (self._world + 1) // 2)))
 
     def steps(self, order: Message) -> Message:
         """Passes alone, communication alone, and both, by turns."""
