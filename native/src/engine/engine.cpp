@@ -145,7 +145,12 @@ std::unique_lock<std::mutex> Engine::take_mutex() {
   return {mutex_, std::adopt_lock};
 }
 
-Engine::Turn::Turn(Engine& engine) : engine_(engine), lock_(engine.take_mutex()) { still_.emplace(engine_); }
+// What workers have reported comes before the command. That a link is lost is about the lanes that it had: after a
+// command that adds lanes, it would close those.
+Engine::Turn::Turn(Engine& engine) : engine_(engine), lock_(engine.take_mutex()) {
+  still_.emplace(engine_);
+  engine_.core_.route(monotonic_now());
+}
 
 Engine::Turn::~Turn() {
   const Ns now = monotonic_now();

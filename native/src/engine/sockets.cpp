@@ -260,11 +260,8 @@ void Engine::close_socket(ConnId conn) {
   sockets_.erase(it);
 }
 
-// What a worker's channel has reported, from its thread.
-void Engine::settle_channels() {
-  Turn turn(*this);
-  core_.route(monotonic_now());
-}
+// What a worker's channel has reported, from its thread: a turn begins with it.
+void Engine::settle_channels() { const Turn turn(*this); }
 
 void Engine::settle_if_wanted(Ns now) {
   if (lanes_.channel().wants_core() && !lanes_.channel().concerns_others()) core_.route_first(now);
