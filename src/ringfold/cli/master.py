@@ -88,11 +88,7 @@ async def _serve(resolved: "Resolved", metrics: tuple[str, ...]) -> None:
     from ringfold.runtime.process import freeze_garbage_collector, stop_signals
 
     log = logging.getLogger(__name__)
-    counts: MasterCounts | None = None
-    if metrics:
-        from ringfold.observe.master_metrics import MasterCounts
-
-        counts = MasterCounts()
+    counts = _counts() if metrics else None
     server = MasterServer(
         master_settings(resolved),
         list(resolved.listed("listen")),
@@ -120,6 +116,12 @@ async def _serve(resolved: "Resolved", metrics: tuple[str, ...]) -> None:
         freeze_garbage_collector()
         stack.enter_context(stop_signals(stop))
         await server.serve(ready)
+
+
+def _counts() -> "MasterCounts":
+    from ringfold.observe.master_metrics import MasterCounts
+
+    return MasterCounts()
 
 
 def _serve_metrics(

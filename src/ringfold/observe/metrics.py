@@ -54,7 +54,7 @@ _PEER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric, without the prefix in its name. A label has a closed set of values, or a text that says what it is."""
+    """One metric. Its name is without the prefix. A label has a closed set of values, or a text that says what it is."""
 
     name: str
     kind: Kind
