@@ -339,6 +339,14 @@ _SETTINGS = (
     Setting(name="metrics_listen", kind="list", default=(),
             help="Addresses at which the master serves metrics for Prometheus, such as 127.0.0.1:48146. Beyond "
                  "loopback it needs `token_file`, or `insecure`. Set at the master."),
+    Setting(name="metrics_port", kind="integer", default=0, low=0, high=65_535,
+            help="First port that a peer tries for its metrics for Prometheus; it takes the next free one above. "
+                 "0: it serves none, and the master has its most important ones."),
+    Setting(name="metrics_host", kind="text", default="127.0.0.1",
+            help="The address at which a peer serves its metrics. Beyond loopback it needs a token, or `insecure`."),
+    Setting(name="agent_metrics", kind="list", default=(),
+            help="Addresses at which the agent serves metrics for Prometheus, such as 127.0.0.1:48145. Beyond "
+                 "loopback it needs `token_file`, or `insecure`. Set at the agent."),
     Setting(name="log_level", kind="text", default="info", choices=("debug", "info", "warning", "error"),
             help="What commands log to standard error."),
     Setting(name="log_json", kind="switch", default=False, help="Log JSON lines instead of text."),

@@ -9,8 +9,10 @@ from ringfold.config import TELEMETRY_PORT
 from ringfold.limits import MAX_PATHS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfold.agent.client import AgentConsole
-    from ringfold.agent.daemon import AgentSettings
+    from ringfold.agent.daemon import AgentServer, AgentSettings
     from ringfold.agent.tuning import AgentTuning
     from ringfold.config import Resolved
     from ringfold.wire.agent import AgentStatus, ListedFlow
@@ -47,6 +49,12 @@ def agent(
     shared: Annotated[
         bool | None, typer.Option("--shared/--private", help="For all users of this host, or only for this one.")
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Serve metrics for Prometheus at 127.0.0.1:48145, or at --metrics-listen.")
+    ] = False,
+    metrics_listen: Annotated[
+        list[str] | None, typer.Option(help="Address to serve metrics at. May be given several times.")
+    ] = None,
     config: Config = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
@@ -69,7 +77,7 @@ def agent(
     arguments: dict[str, object] = {"agent_dir": directory, "agent_policy": policy}
     arguments |= {"agent_telemetry": telemetry or None}
     arguments |= {"agent_allow": allow or None, "agent_key_file": key_file, "agent_report_to": report_to or None}
-    arguments |= {"agent_feeds": feed or None}
+    arguments |= {"agent_feeds": feed or None, "agent_metrics": metrics_listen or None}
     arguments |= {"config": config, "log_level": log_level, "log_json": log_json}
     resolved = settings.load(arguments)
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
@@ -79,7 +87,7 @@ def agent(
         raise typer.BadParameter(f"--forward-port is a port, or 0, not {forward_port}")
     chosen = replace(_settings(resolved), is_shared=shared, watch_nics=nics, monitors=tuple(monitor or ()))
     chosen = replace(chosen, forward_port=forward_port)
-    asyncio.run(_serve(chosen))
+    asyncio.run(_serve(chosen, resolved, wants_metrics=metrics))
 
 
 def _settings(resolved: "Resolved") -> "AgentSettings":
@@ -136,8 +144,9 @@ def _keys(resolved: "Resolved") -> dict[int, bytes]:
     return {} if path is None else read_keys(path)
 
 
-async def _serve(settings: "AgentSettings") -> None:
+async def _serve(settings: "AgentSettings", resolved: "Resolved", *, wants_metrics: bool) -> None:
     import logging
+    from contextlib import ExitStack
 
     from ringfold.agent.daemon import AgentServer
     from ringfold.runtime.process import freeze_garbage_collector, request_prompt_scheduling, stop_signals
@@ -149,9 +158,22 @@ async def _serve(settings: "AgentSettings") -> None:
         logging.getLogger(__name__).info("%s: the agent stops", signal)
         server.stop()
 
-    freeze_garbage_collector()
-    with stop_signals(stop):
+    with ExitStack() as stack:
+        if wants_metrics or resolved.listed("agent_metrics"):
+            stack.callback(_serve_metrics(resolved, server))
+        freeze_garbage_collector()
+        stack.enter_context(stop_signals(stop))
         await server.serve(lambda: typer.echo(f"serving at {server.directory}"))
+
+
+def _serve_metrics(resolved: "Resolved", server: "AgentServer") -> "Callable[[], None]":
+    """Returns what ends it."""
+    from ringfold.cli.serving import serve_pages
+    from ringfold.config import AGENT_METRICS_PORT
+    from ringfold.observe.agent_metrics import agent_pages
+
+    listen = resolved.listed("agent_metrics") or (f"127.0.0.1:{AGENT_METRICS_PORT}",)
+    return serve_pages(agent_pages(server.status), listen, resolved, AGENT_METRICS_PORT).stop
 
 
 def _directories(resolved: "Resolved") -> tuple[Path, ...]:

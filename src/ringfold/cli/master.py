@@ -112,7 +112,6 @@ async def _serve(resolved: "Resolved", metrics: tuple[str, ...]) -> None:
         if counts is not None:
             serving = _serve_metrics(resolved, metrics, server, counts)
             stack.callback(serving.stop)
-            log.info("metrics at %s", ", ".join(f"http://{address}/metrics" for address in serving.addresses))
         freeze_garbage_collector()
         stack.enter_context(stop_signals(stop))
         await server.serve(ready)
@@ -127,24 +126,11 @@ def _counts() -> "MasterCounts":
 def _serve_metrics(
     resolved: "Resolved", listen: tuple[str, ...], server: "MasterServer", counts: "MasterCounts"
 ) -> "PageServer":
+    from ringfold.cli.serving import serve_pages
     from ringfold.config import METRICS_PORT
-    from ringfold.errors import ConfigError
     from ringfold.observe.master_metrics import master_pages
-    from ringfold.runtime.http_server import PageServer
-    from ringfold.wire.proof import viewer_token
 
-    token = resolved.token()
-    try:
-        return PageServer(
-            master_pages(server.facts, counts),
-            listen,
-            secret=token,
-            viewer=viewer_token(token),
-            insecure=resolved.switch("insecure"),
-            default_port=METRICS_PORT,
-        )
-    except OSError as error:
-        raise ConfigError(f"cannot serve metrics at {', '.join(listen)}: {error.strerror or error}") from error
+    return serve_pages(master_pages(server.facts, counts), listen, resolved, METRICS_PORT)
 
 
 def journal_address(resolved: "Resolved") -> str | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from ringfold.wire.agent import RefusalKind
 from ringfold.wire.notices import EPOCH_CAUSES, EVICTION_CAUSES
 from ringfold.wire.status import DURATION_BOUNDS_US, RunState
 
@@ -37,12 +38,18 @@ RUN_STATES: tuple[RunState, ...] = get_args(RunState)
 PEER_STATES = ("registered", "accepted", "suspected")
 LANES = ("tcp", "shm")
 OUTCOMES = ("committed", "aborted")
-RETRIED_OPS = ("op", "segment")
+SEGMENTS = ("reissued", "duplicate", "drained")
 RETRIED_REPORTS = ("report", "tcp_segment")
 QUEUES = ("frames", "effects")
 ROUND_PHASES = ("stop", "fit", "gather", "calculate", "restart", "total")
 ROUND_OUTCOMES = ("complete", "incomplete", "anomaly")
 REQUESTS = ("report",)
+SLOT_STATES = ("used", "free")
+AGENT_REQUESTS = ("connect", "register", "renew", "remove", "measure")
+AGENT_REFUSALS: tuple[RefusalKind, ...] = get_args(RefusalKind)
+TELEMETRY_OUTCOMES = ("used", "older", "full", "other")
+TELEMETRY_REFUSALS = ("clock", "feed", "flags", "key", "kind", "length", "magic", "path", "prefix", "replayed", "sender",
+                      "signature", "unsigned", "version", "other")  # fmt: skip
 DEPARTURES = ("left", "lost", "evicted")
 
 _RUN = {"run": "the name of the run"}
@@ -54,7 +61,7 @@ _PEER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric. Its name is without the prefix. A label has a closed set of values, or a text that says what it is."""
+    """One metric, its name without the prefix. A label has a closed set of values, or a text that says what it is."""
 
     name: str
     kind: Kind
@@ -168,13 +175,32 @@ _METRICS = (
            help="The step that the peer is in, or has finished last. Absent before the first."),
     Metric(name="steps_total", kind="counter", where=_OF_PEERS, labels=_PEER, help="Steps that the peer has finished."),
     Metric(name="logged_value", kind="gauge", where=_OF_PEERS, labels={**_PEER, "name": "what the program calls it"},
-           help="The newest value that the program passed to `step.log`, of at most 16 names."),
+           help="The newest value that the program passed to `step.log`, of at most 16 names. NaN: it was not finite."),
     Metric(name="clock_offset_seconds", kind="gauge", where=_OF_PEERS, labels=_PEER,
            help="The run's global clock minus the wall clock of the peer's host. Absent without probing."),
     Metric(name="clock_uncertainty_seconds", kind="gauge", where=_OF_PEERS, labels=_PEER,
            help="By how much `clock_offset_seconds` may be off."),
     Metric(name="events_dropped_total", kind="counter", where=_OF_PEERS, labels=_PEER,
            help="Events that the peer could not record."),
+    # Peers, as only they themselves see them
+    Metric(name="peer_is_member", kind="gauge", where=("peer",),
+           help="1 while this process is a member of its group; 0 while it joins again, or has left."),
+    Metric(name="group_size", kind="gauge", where=("peer",), labels=_PEER, help="Members of the peer's group."),
+    Metric(name="epoch", kind="gauge", where=("peer",), labels=_PEER, help="The newest epoch of the peer's group."),
+    Metric(name="ops_in_flight", kind="gauge", where=("peer",), labels=_PEER,
+           help="Ops of the peer that have begun and not ended."),
+    Metric(name="step_duration_seconds", kind="histogram", where=("peer",), labels=_PEER, bounds=OP_SECONDS,
+           help="Duration of finished steps, from when the program got the step."),
+    Metric(name="segments_total", kind="counter", where=("peer",), labels={**_PEER, "what": SEGMENTS},
+           help="Segments that were not as usual: sent again over another lane, received twice, or of an op that had "
+                "ended."),
+    Metric(name="path_share_ratio", kind="gauge", where=("peer",), labels={**_PEER, "path": "the number of the path"},
+           help="The part of the payload for the next peer that each path has carried in this epoch. Absent with one "
+                "path."),
+    Metric(name="path_throughput_bytes_per_second", kind="gauge", where=("peer",),
+           labels={**_PEER, "path": "the number of the path"},
+           help="What was acknowledged on each path to the next peer while it was busy; 0: nothing in the last "
+                "second."),
     # Peers, as only the master sees them
     Metric(name="lag_steps", kind="gauge", where=("peers",), labels=_PEER,
            help="By how many steps the peer is behind the one that is ahead of all others."),
@@ -193,6 +219,25 @@ _METRICS = (
            help="The part of probe exchanges with the next peer in the ring that had no response."),
     Metric(name="lanes", kind="gauge", where=("peers",), labels={**_PEER, "lane": LANES},
            help="Lanes to the next peer in the ring."),
+    # The transport agent
+    Metric(name="agent_uptime_seconds", kind="gauge", where=("agent",), help="For how long the agent has run."),
+    Metric(name="agent_clients", kind="gauge", where=("agent",), help="Processes that are connected to the agent."),
+    Metric(name="agent_flows", kind="gauge", where=("agent",), help="Registered flows."),
+    Metric(name="agent_slots", kind="gauge", where=("agent",), labels={"state": SLOT_STATES},
+           help="Slots of the table of hints."),
+    Metric(name="agent_requests_total", kind="counter", where=("agent",), labels={"request": AGENT_REQUESTS},
+           help="What clients did: they connected, registered, renewed or removed flows, reported measurements."),
+    Metric(name="agent_requests_refused_total", kind="counter", where=("agent",), labels={"reason": AGENT_REFUSALS},
+           help="Requests of clients that were refused."),
+    Metric(name="agent_hints_published_total", kind="counter", where=("agent",),
+           help="Hints that were written for transports to read."),
+    Metric(name="agent_telemetry_total", kind="counter", where=("agent",), labels={"outcome": TELEMETRY_OUTCOMES},
+           help="Reports of queues that were accepted: used, older than a known one, more queues than fit, or of another "
+                "kind."),
+    Metric(name="agent_telemetry_refused_total", kind="counter", where=("agent",),
+           labels={"reason": TELEMETRY_REFUSALS}, help="Telemetry that was not accepted."),
+    Metric(name="agent_monitor_up", kind="gauge", where=("agent",), labels={"monitor": "the monitor's name"},
+           help="1 for a monitor of network interfaces that is used; 0 if it cannot be."),
 )  # fmt: skip
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _METRICS}
 

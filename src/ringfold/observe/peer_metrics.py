@@ -3,6 +3,7 @@
 At the master there are 64 peers and more, so each metric is one list over all of them, with labels that are made once.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,7 +28,9 @@ class _Peer(NamedTuple):
     ring_link: RingLink | None
 
 
-class _Counted(NamedTuple):
+class Counted(NamedTuple):
+    """What a peer has counted itself, with its labels as text."""
+
     labels: str
     totals: OpTotals
     progress: Progress
@@ -40,7 +43,7 @@ def add_peers(out: Exposition, statuses: Sequence[Status]) -> None:
         "peer_info",
         [(_info(each.labels, each.status.name, each.status.host, each.status.group), 1) for each in peers],
     )
-    _add_counted(out, [_Counted(each.labels, each.status.totals, each.status.progress) for each in peers])
+    add_counted(out, [Counted(each.labels, each.status.totals, each.status.progress) for each in peers])
 
     def gauge(name: str, value: Callable[[_Peer], Number | None]) -> None:
         out.add(name, [(each.labels, value(each)) for each in peers])
@@ -92,7 +95,7 @@ def _lanes(peer: _Peer, lane: str) -> int:
     return peer.ring_link.in_memory if lane == "shm" else peer.ring_link.lanes - peer.ring_link.in_memory
 
 
-def _add_counted(out: Exposition, peers: Sequence[_Counted]) -> None:
+def add_counted(out: Exposition, peers: Sequence[Counted]) -> None:
     """What peers count themselves."""
 
     def one(name: str, value: Callable[[OpTotals], Number]) -> None:
@@ -135,12 +138,12 @@ def _add_counted(out: Exposition, peers: Sequence[_Counted]) -> None:
     _add_progress(out, peers)
 
 
-def _add_progress(out: Exposition, peers: Sequence[_Counted]) -> None:
+def _add_progress(out: Exposition, peers: Sequence[Counted]) -> None:
     """What the programs of peers report."""
     out.add("step", [(text, said.step if said.step >= 0 else None) for text, _, said in peers])
     out.add("steps_total", [(text, said.steps) for text, _, said in peers])
     logged = [
-        (f"{text},{labels(name=name)}", value)
+        (f"{text},{labels(name=name)}", math.nan if value is None else value)
         for text, _, said in peers
         for name, value in sorted(said.logged.items())[:MAX_LOGGED]
     ]
