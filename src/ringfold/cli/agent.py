@@ -67,12 +67,9 @@ def agent(
     if context.invoked_subcommand is not None:
         context.obj = (directory, config)
         return
-    import asyncio
-    import logging
     from dataclasses import replace
 
     from ringfold import config as settings
-    from ringfold.cli import logs
 
     arguments: dict[str, object] = {"agent_dir": directory, "agent_policy": policy}
     arguments |= {"agent_telemetry": telemetry or None}
@@ -80,14 +77,28 @@ def agent(
     arguments |= {"agent_feeds": feed or None, "agent_metrics": metrics_listen or None}
     arguments |= {"config": config, "log_level": log_level, "log_json": log_json}
     resolved = settings.load(arguments)
-    logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
-    for warning in resolved.warnings:
-        logging.getLogger(__name__).warning(warning)
+    _start_logging(resolved)
     if not 0 <= forward_port < 1 << 16:
         raise typer.BadParameter(f"--forward-port is a port, or 0, not {forward_port}")
     chosen = replace(_settings(resolved), is_shared=shared, watch_nics=nics, monitors=tuple(monitor or ()))
     chosen = replace(chosen, forward_port=forward_port)
-    asyncio.run(_serve(chosen, resolved, wants_metrics=metrics))
+    _run(chosen, resolved, wants_metrics=metrics)
+
+
+def _start_logging(resolved: "Resolved") -> None:
+    import logging
+
+    from ringfold.cli import logs
+
+    logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
+    for warning in resolved.warnings:
+        logging.getLogger(__name__).warning(warning)
+
+
+def _run(settings: "AgentSettings", resolved: "Resolved", *, wants_metrics: bool) -> None:
+    import asyncio
+
+    asyncio.run(_serve(settings, resolved, wants_metrics=wants_metrics))
 
 
 def _settings(resolved: "Resolved") -> "AgentSettings":

@@ -52,8 +52,7 @@ def add_agent(out: Exposition, status: AgentStatus) -> None:
     ]
     out.add("agent_telemetry_total", outcomes)
     known = {reason: refused.get(f"telemetry {reason}", 0) for reason in metrics.TELEMETRY_REFUSALS}
-    known["other"] = sum(count for name, count in refused.items() if name.startswith("telemetry ")) - sum(
-        known.values()
-    )
+    everything = sum(count for name, count in refused.items() if name.startswith("telemetry "))
+    known["other"] = everything - sum(known.values())
     out.add("agent_telemetry_refused_total", [(labels(reason=reason), count) for reason, count in known.items()])
     out.add("agent_monitor_up", [(labels(monitor=name), int(not why)) for name, why in sorted(status.monitors.items())])

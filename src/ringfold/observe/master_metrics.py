@@ -9,7 +9,10 @@ gets the GIL at once when it needs it.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ringfold.config import DEFAULT_RUN
+import msgspec
+from msgspec import Struct
+
+from ringfold.config import DEFAULT_RUN, split_address
 from ringfold.master.server import MasterFacts
 from ringfold.observe import metrics
 from ringfold.observe.metrics import Exposition, Histogram, labels
@@ -149,22 +152,51 @@ class MasterCounts:
 def master_pages(facts: Callable[[float], MasterFacts], counts: MasterCounts) -> Pages:
     """The pages of a master's endpoint. `facts` gets a timeout in seconds and may raise TimeoutError."""
 
+    def seen_now() -> MasterFacts:
+        try:
+            return facts(FACTS_TIMEOUT_S)
+        except TimeoutError:
+            raise PageUnavailable(f"the master did not respond within {FACTS_TIMEOUT_S:g} s") from None
+
     def page(make: Callable[[Exposition, MasterFacts], None], place: metrics.Place) -> Callable[[], Page]:
         def made() -> Page:
-            try:
-                seen = facts(FACTS_TIMEOUT_S)
-            except TimeoutError:
-                raise PageUnavailable(f"the master did not respond within {FACTS_TIMEOUT_S:g} s") from None
+            seen = seen_now()
             exposition = Exposition(place)
             make(exposition, seen)
             return Page(exposition.content())
 
         return made
 
+    def targets() -> Page:
+        return Page(msgspec.json.encode(targets_of(seen_now().statuses)), "application/json")
+
     return {
         "/metrics": page(lambda out, seen: add_master(out, seen, counts), "master"),
         "/metrics/peers": page(lambda out, seen: add_peers(out, seen.statuses), "peers"),
+        "/sd": targets,
     }
+
+
+class Target(Struct, frozen=True):
+    """A group of targets of Prometheus's HTTP service discovery."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+def targets_of(statuses: list[Status]) -> list[Target]:
+    """The peers that serve metrics, with labels that stay the same when a peer joins again."""
+    found = []
+    for status in statuses:
+        for peer in status.peers:
+            if not peer.progress.metrics:
+                continue
+            host, port = split_address(peer.progress.metrics)
+            if host in ("0.0.0.0", "::") and peer.addresses:
+                host = peer.addresses[0]
+            target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            found.append(Target([target], {"ringfold_run": status.run, "ringfold_peer_name": peer.name}))
+    return found
 
 
 def add_master(out: Exposition, facts: MasterFacts, counts: MasterCounts) -> None:

@@ -48,8 +48,8 @@ SLOT_STATES = ("used", "free")
 AGENT_REQUESTS = ("connect", "register", "renew", "remove", "measure")
 AGENT_REFUSALS: tuple[RefusalKind, ...] = get_args(RefusalKind)
 TELEMETRY_OUTCOMES = ("used", "older", "full", "other")
-TELEMETRY_REFUSALS = ("clock", "feed", "flags", "key", "kind", "length", "magic", "path", "prefix", "replayed", "sender",
-                      "signature", "unsigned", "version", "other")  # fmt: skip
+TELEMETRY_REFUSALS = ("clock", "feed", "flags", "key", "kind", "length", "magic", "path", "prefix", "replayed",
+                      "sender", "signature", "unsigned", "version", "other")  # fmt: skip
 DEPARTURES = ("left", "lost", "evicted")
 
 _RUN = {"run": "the name of the run"}
@@ -232,8 +232,8 @@ _METRICS = (
     Metric(name="agent_hints_published_total", kind="counter", where=("agent",),
            help="Hints that were written for transports to read."),
     Metric(name="agent_telemetry_total", kind="counter", where=("agent",), labels={"outcome": TELEMETRY_OUTCOMES},
-           help="Reports of queues that were accepted: used, older than a known one, more queues than fit, or of another "
-                "kind."),
+           help="Reports of queues that were accepted: used, older than a known one, more queues than fit, or of "
+                "another kind."),
     Metric(name="agent_telemetry_refused_total", kind="counter", where=("agent",),
            labels={"reason": TELEMETRY_REFUSALS}, help="Telemetry that was not accepted."),
     Metric(name="agent_monitor_up", kind="gauge", where=("agent",), labels={"monitor": "the monitor's name"},
