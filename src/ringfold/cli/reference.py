@@ -187,8 +187,8 @@ def metrics_page() -> str:
         "values has all of them from the start, as 0. How to use them: the [guide](../guides/observe.md).",
         "An endpoint serves GET of its paths and nothing else. On loopback it needs no token; elsewhere the bearer "
         "token that `ringfold viewer-token` prints. A series of a peer ends with the peer. A histogram `x` has the "
-        "series `x_bucket{le=...}`, `x_sum` and `x_count`. The master also has `/sd`: the peers that serve metrics, for "
-        "HTTP service discovery.",
+        "series `x_bucket{le=...}`, `x_sum` and `x_count`. The master also has `/sd`: the peers that serve metrics, "
+        "for HTTP service discovery.",
     ]
     for place, about in metrics.PLACES.items():
         found = [metric for metric in metrics.METRICS.values() if place in metric.where]
