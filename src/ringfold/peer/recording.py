@@ -266,7 +266,8 @@ class Recording:
 
     def serves_metrics(self, address: str) -> None:
         """The program's report has this address from now on."""
-        self._set(metrics=address)
+        self._progress = replace(self._progress, metrics=address)
+        self.report(at_once=True)
 
     def _clock_offset(self) -> tuple[int, int] | tuple[None, None]:
         if self._clock is None:
