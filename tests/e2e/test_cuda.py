@@ -92,6 +92,7 @@ def train(me: ProgramContext) -> None:
                 torch.cuda._sleep(1 << 36)
             x = torch.randn(64, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(step.number))
             model(x * (run.rank + 1)).square().mean().backward()
+            assert run._ops.last is not None, "the loop's thread has seen no op: it would ask the master in each step"
             optimizer.step()
             optimizer.zero_grad()
             me.report("step", number=step.number, world=len(model.reductions[-1].contributors))

@@ -1,5 +1,6 @@
 """`rf.torch.DataParallel` and the hook for DDP: alone in this process, and with peers that are killed."""
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -111,6 +112,37 @@ def test_backward_outside_a_step_is_an_error_that_says_where_it_belongs(run: rf.
     model = DataParallel(Net(), run)
     with pytest.raises(rf.UsageError, match=r"for step in run.steps"):
         model(batch()).backward()
+
+
+def test_backward_in_another_thread_is_an_error(run: rf.Communicator) -> None:
+    """The loop's thread would not see the ops, and what it has seen decides about votes."""
+    model, errors = DataParallel(Net(), run), []
+
+    def backward() -> None:
+        try:
+            model(batch()).backward()
+        except rf.UsageError as error:
+            errors.append(str(error))
+
+    for _ in run.steps(until=1):
+        thread = threading.Thread(target=backward)
+        thread.start()
+        thread.join()
+        assert "set_multithreading_enabled(False)" in errors[0]
+        model.skip()
+
+
+def test_hooks_of_modules_on_a_device_run_in_the_thread_of_forward(run: rf.Communicator) -> None:
+    torch.autograd.set_multithreading_enabled(True)
+    net = Net()
+    model = DataParallel(net, run)
+    assert torch._C._is_multithreading_enabled(), "nothing is changed for modules in host memory"
+    model._is_on_device = True
+    try:
+        model(batch())
+        assert not torch._C._is_multithreading_enabled()
+    finally:
+        torch.autograd.set_multithreading_enabled(True)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

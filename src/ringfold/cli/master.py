@@ -28,6 +28,9 @@ def master(
     store: Annotated[
         str | None, typer.Option(help="Store for the journal; masters on one store stand by for each other.")
     ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Directory in which the events of the runs are recorded (events_dir).")
+    ] = None,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Serve metrics for Prometheus at 127.0.0.1:48146, or at --metrics-listen.")
     ] = False,
@@ -60,7 +63,8 @@ def master(
     arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
     arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
     arguments |= {"journal": journal, "no_journal": no_journal, "store": store, "probe_log_fits": log_fits}
-    resolved = settings.load({**arguments, "metrics_listen": metrics_listen or None})
+    arguments |= {"events_dir": events, "metrics_listen": metrics_listen or None}
+    resolved = settings.load(arguments)
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
     for warning in resolved.warnings:
         logging.getLogger(__name__).warning(warning)

@@ -31,7 +31,6 @@ MAX_EVENTS = 4_096
 """So many events of a run are in memory."""
 SAMPLE_EVERY_NS = 1 * S
 LINKS_EVERY_NS = 15 * S
-_SKIPPED = frozenset({"debug"})
 
 
 class EventLog:
@@ -89,9 +88,9 @@ class MasterRecords:
     def notice(self, run: str, notice: Notice) -> None:
         """Record a notice of the master."""
         record = self._of(run)
-        record.recorder.emit(notice)
-        if notice.level not in _SKIPPED:
-            record.log.add(record.recorder.recent()[-1])
+        line = record.recorder.emit(notice)
+        if notice.level != "debug":
+            record.log.add(line)
         if isinstance(notice, PeerGone) and notice.how != "left" and self._flights is not None:
             reason = f"peer {notice.peer} ({notice.name}) {notice.how}: {notice.reason}"
             self._dump(record, self._flights, reason)

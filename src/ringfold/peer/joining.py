@@ -26,6 +26,7 @@ from ringfold.runtime import network, recorder, threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.hardware import usable_cores, whole_cores
 from ringfold.runtime.network import congestion_missing
+from ringfold.wire.events import PathSharesChanged
 from ringfold.wire.proof import run_token
 
 PORT_TRIES = 512
@@ -153,7 +154,12 @@ def _new_session(
     if settings.text("agent") == "auto":
         chosen = settings.value("agent_dir")
         assert chosen is None or isinstance(chosen, Path)
-        session.path_shares = PathShares(engine, config.agent_directories(chosen), identity.name)
+        session.path_shares = PathShares(
+            engine,
+            config.agent_directories(chosen),
+            identity.name,
+            on_shares=lambda peer, shares: recording.emit(PathSharesChanged(peer, list(shares))),
+        )
 
     def join_run() -> None:
         try:

@@ -13,6 +13,7 @@ segments as fast as they can send. A peer whose links have one path each starts 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from ringfold.agent.client import AgentClient
@@ -22,6 +23,8 @@ from ringfold.wire.agent import Place
 from ringfold.wire.messages import PeerId, Record
 
 REPORT_EVERY_NS = 250_000_000
+MIN_CHANGE = 0.1
+"""Of a share: less is no news."""
 
 FlowPaths = tuple[tuple[str, str], ...]
 """Own and other address of each path."""
@@ -36,6 +39,8 @@ class _Flow:
     paths: FlowPaths
     followed: _Followed | None = None
     """Where the engine reads the hint."""
+    shares: tuple[float, ...] = ()
+    """The measured ones that were reported last."""
 
 
 class PathShares:
@@ -47,7 +52,9 @@ class PathShares:
         directories: Sequence[Path],
         name: str,
         client: Callable[..., AgentClient] = AgentClient,
+        on_shares: Callable[[PeerId, tuple[float, ...]], None] | None = None,
     ) -> None:
+        """`on_shares` is called when the paths to a neighbour carry other shares of the bytes than before."""
         self._engine = engine
         self._directories = tuple(directories)
         self._name = name
@@ -55,6 +62,7 @@ class PathShares:
         self._client: AgentClient | None = None
         self._flows: dict[PeerId, _Flow] = {}
         self._next_report_ns = 0
+        self._on_shares = on_shares
 
     def follow(self, wanted: Mapping[PeerId, FlowPaths], hosts: Mapping[PeerId, Hosts] | None = None) -> None:
         """Set the neighbours, and the paths to each. A flow that stays the same keeps its place.
@@ -114,6 +122,11 @@ class PathShares:
         smoothed, least = zip(*self._engine.path_rtts(peer)[: len(flow.paths)], strict=True)
         if any(rates) or any(smoothed):
             client.measured(flow.connection, rates, smoothed, least)
+        if (total := sum(rates)) and self._on_shares is not None:
+            shares = tuple(rate / total for rate in rates)
+            if max(abs(new - old) for new, old in zip_longest(shares, flow.shares, fillvalue=0.0)) > MIN_CHANGE:
+                flow.shares = shares
+                self._on_shares(peer, shares)
 
     def _drop(self, peer: PeerId) -> None:
         assert self._client is not None

@@ -450,6 +450,8 @@ class Session:
                     event = None if raw is None else event_of(self.engine, raw, _nonce)
                     if isinstance(event, OpTimedOut):
                         event = replace(event, final=event.tag in self.final_tags)
+                        if self.recording is not None:
+                            self.recording.dump(f"an op on tag {event.tag} is late", stacks=True)
                     if isinstance(event, MessageReceived) and self._receive_probe_message(event):
                         event = None
                     if event is not None:

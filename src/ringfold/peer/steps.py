@@ -65,6 +65,7 @@ from ringfold.peer.sync.sync_call import (
     check_unchanged,
     sync_state,
 )
+from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
@@ -314,6 +315,11 @@ class Step:
         )
         return self._loop.all_reduce_async(self, begun)
 
+    @property
+    def _is_here(self) -> bool:
+        """Whether the calling thread is the one that runs the loop."""
+        return self._loop.thread == threads.current()
+
     def _call_for_buckets(self, *, contribute: bool) -> Order:
         """Several ops, the buckets of a backward pass, are about to begin as one call."""
         return self._loop.called("backward", contribute=contribute)
@@ -440,6 +446,8 @@ class Loop:
         self._recording = settings.recording
         self._is_cut_off = False  # whether this peer left the run during a step that the program has finished
         self._sampling = settings.sampling_type(state, lambda: run.peer_id, self._members_of)
+        self.thread = threads.current()
+        """The thread that runs the loop. What it has seen decides about votes, so it must see the end of the ops."""
 
     def steps(self) -> Iterator[Step]:
         if self._settings.sigterm_grace_s is not None:
@@ -486,6 +494,7 @@ class Loop:
             if self._recording is not None:
                 sync_ns = monotonic_ns() - since_ns
                 self._recording.begin_step(step.number, self._run.epoch, self._run.group_size, sync_ns)
+            self.thread = threads.current()
             yield step
             self._run._set_step(None)
             self._wait_for_rest(step)

@@ -146,8 +146,8 @@ class Recorder:
         """The file that is written now."""
         return None if self._file is None else self._file.path
 
-    def emit(self, notice: Notice, at_ns: int | None = None, *, is_stamped: bool = True) -> None:
-        """Record an event of now, or of `at_ns`. Unless it `is_stamped`, wall time is left out."""
+    def emit(self, notice: Notice, at_ns: int | None = None, *, is_stamped: bool = True) -> bytes:
+        """Record an event of now, or of `at_ns`, and return its line. Unless it `is_stamped`, wall time is left out."""
         wall_ns = unix_ns() if is_stamped else 0
         line = encode_event(Stamp(monotonic_ns() if at_ns is None else at_ns, wall_ns, self.peer), notice)
         self._recent.append(line)
@@ -157,6 +157,7 @@ class Recorder:
             self._live_count += 1
         if self.is_recording:
             self._enqueue(line)
+        return line
 
     def _enqueue(self, line: bytes) -> None:
         if len(self._queue) >= MAX_QUEUED:

@@ -18,14 +18,19 @@ from ringfold.errors import UsageError
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.step_ops import StepHandle
+from ringfold.torch.data_parallel import check_thread, use_calling_thread
 
 FIRST_TAG = 1 << 61
 
 
 class HookState:
-    """The run that the buckets are averaged over, and the buckets of a pass. `quantize` is that of `all_reduce`."""
+    """The run that the buckets are averaged over, and the buckets of a pass. `quantize` is that of `all_reduce`.
+
+    Make it in the thread of the loop: from then on `backward()` runs its hooks there, also for tensors on a GPU.
+    """
 
     def __init__(self, run: Communicator, *, quantize: str | None = None) -> None:
+        use_calling_thread()
         self.run = run
         self.quantize = quantize
         self.reductions: tuple[ReduceInfo, ...] = ()
@@ -36,6 +41,7 @@ class HookState:
         step = self.run.step
         if step is None:
             raise UsageError("gradients can be averaged only inside a step of `for step in run.steps(...)`")
+        check_thread(step)
         if bucket.index() == 0:
             self._begun.clear()
         tensor, future = bucket.buffer(), torch.futures.Future[torch.Tensor]()

@@ -20,6 +20,11 @@ ends with `grad` None, as it would in one process, so that no optimizer touches 
 Reentrant activation checkpointing makes several passes of one `backward()`, each with all buckets. The sums are right,
 and it is slow: use `checkpoint(..., use_reentrant=False)`.
 
+`backward()` must run in the thread of the loop, hooks included: which ops that thread has seen decides what all peers
+do next, SIGTERM and Ctrl-C reach the main thread only, and a wrapper is not for several threads at once. For tensors on
+a GPU autograd would use a thread of its own, so the wrapper turns that off for the thread of `forward`. Nothing is lost
+by that: kernels are only launched there.
+
 When a peer dies in the middle of a pass, the buckets that were committed have its share, and the others do not: each is
 the average of its own contributors, the same on all survivors.
 """
@@ -76,6 +81,8 @@ class Bucket:
         ]
         self.ready: set[int] = set()
         self.unused: list[int] = []
+        self.streams: set[Any] = set()
+        """On CUDA: those that gradients of this pass are computed in."""
         self.handle: StepHandle | None = None
 
     @property
@@ -93,6 +100,18 @@ class Bucket:
         if grad is None:
             self.unused.append(place)
         parameter.grad = view
+
+    def note_stream(self) -> None:
+        if self.flat.is_cuda:
+            self.streams.add(torch.cuda.current_stream(self.flat.device))
+
+    def follow_streams(self) -> None:
+        """What the current stream is given from now on follows all gradients: the op waits for that stream alone."""
+        if self.streams:
+            current = torch.cuda.current_stream(self.flat.device)
+            for stream in self.streams - {current}:
+                current.wait_stream(stream)
+            self.streams.clear()
 
     def write_flags(self) -> None:
         """Before the op: which parameters this peer has used."""
@@ -152,6 +171,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         """The order of the trained parameters in the buckets; -1 until it is agreed."""
         self.is_order_shared = False
         """Whether `order` is part of the shared state."""
+        self._is_on_device = any(parameter.device.type != "cpu" for _, parameter in self._trained)
         self._is_syncing = True
         self._call = (0, 0)
         """The place of the pass among the calls of its step."""
@@ -161,6 +181,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         """Parameters in the order of their hooks."""
         self._infos: tuple[ReduceInfo, ...] = ()
         self._build()
+        if self._is_on_device:
+            use_calling_thread()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
             for number, (_, parameter) in enumerate(self._trained)
@@ -181,6 +203,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         return int(self.order[0]) >= 0
 
     def forward(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # those of the module
+        if self._is_on_device:
+            use_calling_thread()
         return self.module(*arguments, **named)
 
     def unwrap(self) -> nn.Module:
@@ -231,6 +255,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             Variable._execution_engine.queue_callback(self._end)
         bucket, place = self._places[number]
         bucket.take(place)
+        bucket.note_stream()
         bucket.ready.add(place)
         self._ready_order.append(number)
         if bucket.is_ready:
@@ -243,6 +268,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
                 "gradients can be averaged only inside a step: call backward() in the body of `for step in run.steps("
                 "...)`, or under no_sync()"
             )
+        check_thread(step)
         return step
 
     def _has_begun(self, step: Step) -> bool:
@@ -262,6 +288,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             self._build()
 
     def _begin(self, bucket: Bucket, step: Step, *, contribute: bool = True) -> None:
+        bucket.follow_streams()
         if self._quantize is None:
             bucket.write_flags()
         bucket.handle = step._begin_bucket(
@@ -304,6 +331,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         for bucket in self._buckets:
             bucket.ready.clear()
             bucket.unused.clear()
+            bucket.streams.clear()
             bucket.handle = None
 
     def _agree_on_order(self, step: Step, ready: list[int]) -> None:
@@ -311,6 +339,20 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         proposed = torch.tensor([*ready, *rest])
         step.broadcast(proposed, root=0, tag=self._first_tag)
         self.order.copy_(proposed)
+
+
+def use_calling_thread() -> None:
+    """Let `backward()` of the calling thread run its hooks there, also for tensors on a GPU."""
+    if torch._C._is_multithreading_enabled():
+        torch.autograd.set_multithreading_enabled(False)
+
+
+def check_thread(step: Step) -> None:
+    if not step._is_here:
+        raise UsageError(
+            "backward() runs its hooks in another thread than that of the loop: call it there, after "
+            "torch.autograd.set_multithreading_enabled(False) if its tensors are on a GPU"
+        )
 
 
 def _free_number(run: Communicator, trained: Sequence[tuple[str, nn.Parameter]]) -> int:

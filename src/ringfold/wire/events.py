@@ -9,7 +9,7 @@ all files, which are CLOCK_MONOTONIC of their hosts, to one timeline.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct, field
@@ -249,18 +249,13 @@ class PeerEvicted(Notice, frozen=True, tag="peer_evicted"):
 
 
 class PathSharesChanged(Notice, frozen=True, tag="path_shares_changed"):
-    """The shares of the paths to a neighbour by the host's agent: fractions of 1, by path. Empty: lanes just pull."""
+    """The paths to a neighbour carry other shares of the bytes than before, as measured: fractions of 1, by path."""
 
     peer: PeerId
     shares: list[float]
 
-    @property
-    def level(self) -> Level:
-        return "debug"
-
     def __str__(self) -> str:
-        shares = ", ".join(f"{share:.1%}" for share in self.shares)
-        return f"paths to peer {self.peer}: {shares or 'no shares'}"
+        return f"paths to peer {self.peer} carry {', '.join(f'{share:.0%}' for share in self.shares)}"
 
 
 class LeaderChanged(Notice, frozen=True, tag="leader_changed"):
@@ -379,6 +374,9 @@ EventKind = (
 )
 """Every notice. A test compares this with the classes of both files."""
 
+KINDS: tuple[str, ...] = tuple(sorted(kind.__struct_config__.tag for kind in get_args(EventKind)))
+"""The names of all kinds, as in a line."""
+
 _encoder = msgspec.json.Encoder()
 _stamps = msgspec.json.Decoder(Stamp)
 _events: msgspec.json.Decoder[EventKind] = msgspec.json.Decoder(EventKind)
@@ -389,6 +387,13 @@ class Event(Struct, frozen=True):
 
     stamp: Stamp
     notice: EventKind
+
+
+def kind_of(notice: Notice) -> str:
+    """The name of its kind, as in a line."""
+    tag = notice.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
 
 
 def encode_event(stamp: Stamp, notice: Notice) -> bytes:

@@ -154,6 +154,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "off", "part", "way", "size_bytes"},
         "wan": {"share", "extra_ms", "part"},
         "ddp": {"gloo_over_ringfold", "communication_share", "world", "model"},
+        "gpu": {"cuda_speed", "hidden", "part", "size_bytes", "backward_over_communication"},
         "torchft": {"torchft_over_ringfold", "what", "replicas"},
     }
     loaded = targets.load()
@@ -349,6 +350,7 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "hints",
         "multipath",
         "ddp",
+        "gpu",
         "torchft",
         "wan",
     }

@@ -1,7 +1,7 @@
 """The processes that benchmarks start: `workers.py ADDRESS NAME WHAT ARGUMENT...`. `WHAT` is one of `WORKERS`.
 
 A worker connects to the cluster at `ADDRESS`, does what it is sent, and reports instants of the machine-wide monotonic
-clock. This file is run by path, without its package, so that a process starts quickly. The workers of five benchmarks
+clock. This file is run by path, without its package, so that a process starts quickly. The workers of six benchmarks
 have files of their own (`*_worker.py`).
 """
 
