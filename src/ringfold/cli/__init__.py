@@ -1,10 +1,10 @@
 """The command line: one file per command. A command parses its arguments, calls a package, and prints the result.
 
 `output.py` has tables, JSON and error messages, and `logs.py` sets up logging. Commands of a run: `master.py`,
-`status.py`, `events.py`, `runs.py`, `evict.py`, `probe/`. Of this machine: `agent.py`, `doctor.py`, `config.py`,
-`lab.py`.
-`checkpoint.py` exports and imports checkpoints. `iterate.py` runs a command per global iteration. `reference.py` writes
-the reference pages. The programs `demo`, `soak` and `bench` are in `ringfold.tools`.
+`status.py`, `top.py`, `events.py`, `runs.py`, `evict.py`, `probe/`. Of this machine: `agent.py`, `doctor.py`,
+`config.py`, `lab.py`. `viewer_token.py` prints a token, `serving.py` serves metrics. `checkpoint.py` exports and imports
+checkpoints. `iterate.py` runs a command per global iteration. `reference.py` writes the reference pages. The programs
+`demo`, `soak` and `bench` are in `ringfold.tools`.
 
 Only the files of commands that occur in the arguments are imported, and a command imports its packages when it runs:
 `ringfold --help` loads neither NumPy nor the native core.
@@ -31,7 +31,7 @@ class Command(NamedTuple):
 
     @property
     def module(self) -> str:
-        return f"{self.package}.{self.name}"
+        return f"{self.package}.{self.name.replace('-', '_')}"
 
 
 TOOLS = "ringfold.tools"
@@ -46,6 +46,7 @@ COMMANDS = (
     Command("doctor", "Check whether this machine has what a run needs, and print advice.", "doctor"),
     Command("soak", "Kill, freeze and add peers for long, and check that nothing is lost or leaks.", "soak", TOOLS),
     Command("lab", "Build hosts with several slow or lossy paths on this machine, and run commands in them.", "lab"),
+    Command("viewer-token", "Print the token with which metrics and the dashboard can be read.", "viewer_token"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
     # Groups of sub-commands are last, because typer puts them there.
     Command("runs", "List the runs of a master, or forget one that has ended.", "app"),
