@@ -4,4 +4,7 @@ Nothing here takes part in a run. Live views read the status and the events of t
 status` does; views of a finished run read the files of its run directory.
 
 Reading order: `records.py` reads the files of a run directory, and `stream.py` merges their events by time.
+`series.py` thins series by age, `rates.py` makes rates of what peers have counted, `incidents.py` says in words what
+happened; `view.py` joins them to what a page shows. `dashboard/` is the server of that page, for live runs and for
+finished ones.
 """
