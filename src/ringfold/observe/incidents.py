@@ -174,7 +174,7 @@ class Incidents:
         for incident in self._open("joined", notice.group):
             if notice.peer not in incident.peers:
                 incident.peers.append(notice.peer)
-                incident.title = f"{self._listed(incident.peers)} joining"
+                incident.title, incident.reason = f"{self._listed(incident.peers)} joining", ""
                 self._changed()
             return
         title = f"{self._listed([notice.peer])} joining"
@@ -222,11 +222,10 @@ class Incidents:
             return
         if known.kind == "suspected":
             known.kind, known.reason = notice.how, notice.reason
+            known.add_detail(f"{notice.how} {seconds(at_ms - known.begin_ms)} after its last sign of life")
         else:
             title = f"{self._listed(known.peers)} evicted: stalled the others"
-            known.add_detail(notice.reason)
         known.severity, known.title, known.group = "bad", title, group if known.group < 0 else known.group
-        known.add_detail(f"evicted {seconds(at_ms - known.begin_ms)} after the first sign")
         self._changed()
 
     # Epochs
@@ -248,10 +247,8 @@ class Incidents:
         ended = [each for kind in ("lost", "evicted", "stall", "left") for each in self._open(kind, group)]
         for joining in self._open("joined", group):
             if not change.ring or set(joining.peers) <= set(change.ring):
-                count = len(joining.peers)
                 joining.title = f"{self._listed(joining.peers)} joined"
                 joining.pause_ms = took_ms
-                joining.add_detail(f"{'they are' if count > 1 else 'it is'} in epoch {epoch}")
                 self._close(joining, at_ms, f"epoch {epoch} after {seconds(took_ms)}")
         if change.aborted and not ended:
             title = f"{change.aborted} op{'s' if change.aborted > 1 else ''} rolled back"
@@ -338,7 +335,7 @@ class Incidents:
         incident = incident or self._begin("failover", "warning", at_ms, "", reason)
         name = f"{leader} leads" if leader else "another master leads"
         incident.title, incident.severity = f"failover: {name} (fence {fence})", "warning"
-        incident.pause_ms = round(at_ms - incident.begin_ms, 1) if at_ms > incident.begin_ms else -1
+        incident.pause_ms = round(at_ms - incident.begin_ms, 1) if at_ms > incident.begin_ms + 5 else -1
         away = f"{seconds(at_ms - incident.begin_ms)} without a master" if incident.pause_ms >= 0 else ""
         self._close(incident, at_ms, away)
 

@@ -74,8 +74,8 @@ class PeerRates:
         (first_ms, first), (last_ms, last) = self._steps[0], self._steps[-1]
         between_ms = (last_ms - first_ms) / (last - first)
         late_ms = self._samples[-1].at_ms - last_ms
-        took_ms = last_ms - first_ms if late_ms <= max(2 * between_ms, 1_500) else self._samples[-1].at_ms - first_ms
-        return 1_000 * (last - first) / max(1, took_ms)
+        usual = 1_000 * (last - first) / max(1, last_ms - first_ms)
+        return usual if late_ms <= max(2 * between_ms, 1_500) else min(usual, 1_000 / late_ms)
 
     @property
     def ops_per_s(self) -> float:

@@ -364,7 +364,7 @@ class RunView:
         elif accepted:
             ops = [self._rates[peer.peer].ops_per_s for peer in accepted]
             line.speed, line.unit = _short(_median(ops), 3), "ops/s"
-        line.logged = {name: _short(value, 4) for name, value in _logged(accepted).items()}
+        line.logged = {name: _short(value, 6) for name, value in _logged(accepted).items()}
         if slow is not None and tone != "idle":
             line.slow, line.slow_peer = slow.text, slow.peer
         newest = self.incidents.newest()
@@ -450,8 +450,11 @@ class RunView:
         row = GroupRow(group.group, group.epoch, group.phase, group.evidence, group.channels, list(group.ring))
         row.divergences = group.divergences
         row.avoided = [f"{source}-{target}" for source, target in group.bad_edges[:64]]
-        known = [facts.rate for link in group.ring_links if (facts := self.links.get((link.source, link.target)))]
-        middle = _median([rate for rate in known if rate])
+        known: dict[str, list[float]] = {}
+        for link in group.ring_links:
+            if (facts := self.links.get((link.source, link.target))) and facts.rate:
+                known.setdefault(link.transport, []).append(facts.rate)
+        middle = {transport: _median(rates) for transport, rates in known.items()}
         for link in group.ring_links:
             rates, facts = self._rates.get(link.source), self.links.get((link.source, link.target))
             shown = LinkRow(link.source, link.target, link.transport, link.lanes, link.in_memory)
@@ -459,7 +462,7 @@ class RunView:
             shown.known = _short(facts.rate, 3) if facts else 0
             if slow is not None and slow.link == (link.source, link.target):
                 shown.tone = "bad"
-            elif shown.known and middle and shown.known < middle / 4:
+            elif shown.known and shown.known < middle[link.transport] / 4:
                 shown.tone = "warning"
             row.links[f"{link.source}-{link.target}"] = shown
         return row
@@ -480,7 +483,7 @@ class RunView:
             steps = [each.steps_per_s for each in rates if each.steps_per_s >= 0]
             if steps:
                 self._add("steps", "Steps per second", "/s", at_ms, _median(steps))
-            else:
+            elif all(peer.progress.step < 0 for peer in accepted):
                 self._add("ops", "Ops per second", "/s", at_ms, _median([each.ops_per_s for each in rates]))
             self._add("sent", "Sent over lanes, all peers", "B/s", at_ms, sum(each.sent_per_s for each in rates))
         for name, value in _logged(accepted).items():

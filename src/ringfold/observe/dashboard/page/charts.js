@@ -5,7 +5,6 @@ import { axisTime, clock, duration, rate, significant } from "./format.js";
 
 export const WINDOWS = [[5 * 60e3, "5 min"], [30 * 60e3, "30 min"], [4 * 3600e3, "4 h"], [36 * 3600e3, "36 h"],
   [14 * 86400e3, "14 d"]];
-const HEIGHT = 92;
 const LEFT = 56;
 const RIGHT = 10;
 const ORDER = ["log.loss", "steps", "ops", "sent"];
@@ -15,7 +14,13 @@ const SHOWN = ["info", "warning", "bad"];
 export function span(state, shared) {
   if (state.bounds && shared.windowMs === 0) return [state.bounds[0], Math.max(state.bounds[1], state.bounds[0] + 1000)];
   const end = state.now;
-  return [end - shared.windowMs, end];
+  const begin = end - shared.windowMs;
+  const first = Math.min(...Object.values(state.series).map((series) => firstOf(series)));
+  return [Number.isFinite(first) ? Math.max(begin, Math.min(first, end - 60e3)) : begin, end];
+}
+
+function firstOf(series) {
+  return Math.min(...series.tiers.map((tier) => tier.buckets[0]?.[0] ?? Infinity));
 }
 
 export class Charts {
@@ -74,7 +79,7 @@ export class Charts {
     for (let tick = 0; tick < count; tick++) {
       const at = LEFT + ((width - LEFT - RIGHT) * tick) / (count - 1);
       context.textAlign = tick === 0 ? "left" : tick === count - 1 ? "right" : "center";
-      context.fillText(axisTime(begin + ((end - begin) * tick) / (count - 1), end - begin), at, 2);
+      context.fillText(axisTime(begin + ((end - begin) * tick) / (count - 1), (end - begin) / (count - 1)), at, 2);
     }
   }
 }
@@ -86,7 +91,7 @@ class Chart {
     this.title = h("h3", {});
     this.value = h("span", { class: "chart-value" });
     this.canvas = h("canvas", { tabindex: "0", role: "img" });
-    this.element = h("figure", { class: "chart" }, h("figcaption", {}, this.title, this.value), this.canvas);
+    this.element = h("figure", { class: "chart" }, h("figcaption", {}, this.title, this.value), h("div", { class: "plot" }, this.canvas));
     this.canvas.addEventListener("mousemove", (event) => this.hover(event.offsetX));
     this.canvas.addEventListener("mouseleave", () => this.setHover(null));
     this.canvas.addEventListener("blur", () => this.setHover(null));
@@ -104,20 +109,21 @@ class Chart {
   }
 
   update(state) {
+    if (this.name === "recovery") show(this.element, recoveries(state, span(state, this.owner.shared)).length > 0);
     const width = this.canvas.clientWidth;
-    if (!width) return;
+    this.height = this.canvas.clientHeight;
+    if (!width || !this.height) return;
     const bounds = span(state, this.owner.shared);
     const points = this.name === "recovery" ? recoveries(state, bounds) : visible(this.series, bounds);
-    show(this.element, this.name !== "recovery" || points.length > 0);
     this.points = points;
     setText(this.title, this.name === "recovery" ? "Recovery times" : title(this.name, this.series));
-    this.draw(sized(this.canvas, width, HEIGHT), width, state, bounds, points);
+    this.draw(sized(this.canvas, width, this.height), width, state, bounds, points);
     this.describe(state, bounds, points);
   }
 
   draw(context, width, state, bounds, points) {
     const y = scale(points, this.name);
-    const area = { left: LEFT, right: width - RIGHT, top: 6, bottom: HEIGHT - 4 };
+    const area = { left: LEFT, right: width - RIGHT, top: 6, bottom: this.height - 4 };
     const px = (ms) => area.left + ((ms - bounds[0]) / (bounds[1] - bounds[0])) * (area.right - area.left);
     const py = (value) => area.bottom - ((value - y.low) / (y.high - y.low)) * (area.bottom - area.top);
     this.px = px;
@@ -235,13 +241,13 @@ function scale(points, name) {
     high = Math.max(high, point[3]);
   }
   if (!points.length) [low, high] = [0, 1];
-  if (high <= low) high = low + (Math.abs(low) || 1);
-  const raw = (high - low) / 2.2;
+  if (high - low <= 1e-3 * Math.abs(high)) [low, high] = [Math.min(0, low), Math.max(high, 0) || 1];
+  const raw = (high - low) / 2;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw) ?? raw;
   const from = Math.floor(low / step) * step;
   const ticks = [];
-  for (let tick = from; tick < high + step; tick += step) ticks.push(Number(tick.toPrecision(12)));
+  for (let tick = from; tick < high + 0.999 * step; tick += step) ticks.push(Number(tick.toPrecision(12)));
   return { low: from, high: ticks.at(-1), ticks };
 }
 

@@ -96,9 +96,10 @@ export function day(ms) {
   return clockFormat({ year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }).format(ms);
 }
 
-export function axisTime(ms, span) {
-  if (span < 4 * 60e3) return clock(ms);
-  if (span < 36 * 3600e3) return clockFormat({ hour: "2-digit", minute: "2-digit" }).format(ms);
+/** The time at a tick of an axis whose ticks are `step` apart. */
+export function axisTime(ms, step) {
+  if (step < 3 * 60e3) return clock(ms);
+  if (step < 6 * 3600e3) return clockFormat({ hour: "2-digit", minute: "2-digit" }).format(ms);
   return clockFormat({ month: "short", day: "numeric", hour: "2-digit" }).format(ms);
 }
 

@@ -4,7 +4,7 @@ import { h, keyed, setAttribute, setText, show, svg } from "./dom.js";
 import { axisTime, clock, duration } from "./format.js";
 import { span } from "./charts.js";
 
-const FIRST = 6;
+const FIRST = 5;
 const LANES = 4;
 const WORDS = { info: "note", warning: "warning", bad: "problem" };
 const GLYPHS = { info: "●", warning: "▲", bad: "■" };
@@ -90,7 +90,7 @@ export class Incidents {
   }
 
   drawTicks(width, height, begin, end) {
-    const count = Math.max(2, Math.min(9, Math.floor(width / 140)));
+    const count = Math.max(2, Math.min(9, Math.floor(width / 120)));
     keyed(this.ticks, [...Array(count).keys()], () => svg("g", { class: "tick" }, svg("line"), svg("text")), (tick, index) => {
       const x = (width * index) / (count - 1);
       const [mark, text] = tick.children;
@@ -98,7 +98,7 @@ export class Incidents {
       setAttribute(text, "x", x);
       setAttribute(text, "y", height - 3);
       setAttribute(text, "text-anchor", index === 0 ? "start" : index === count - 1 ? "end" : "middle");
-      setText(text, axisTime(begin + ((end - begin) * index) / (count - 1), end - begin));
+      setText(text, axisTime(begin + ((end - begin) * index) / (count - 1), (end - begin) / (count - 1)));
     });
   }
 

@@ -28,9 +28,8 @@ export class RunPanel {
       this.headline.element,
       h("div", { class: "cards" },
         this.waits.element,
-        h("div", { class: "column left" }, this.ring.element, this.heatMap.element),
+        h("div", { class: "column left" }, this.ring.element, this.heatMap.element, this.incidents.element),
         h("div", { class: "column right" }, this.charts.element),
-        this.incidents.element,
         h("div", { class: "column peers-column" }, this.peers.element),
         h("div", { class: "column side" }, ...this.side.map((card) => card.element)),
       ));
@@ -95,7 +94,7 @@ class Headline {
     if (line.speed !== undefined && line.speed >= 0) facts.push([number(line.speed), line.unit ?? "steps/s"]);
     if (line.step !== undefined && line.step >= 0) facts.push([whole(line.step), "step", true]);
     for (const [name, value] of Object.entries(line.logged ?? {}).slice(0, 2)) {
-      facts.push([significant(value), name, true]);
+      facts.push([Math.abs(value) >= 1000 ? number(value) : significant(value), name, true]);
     }
     if (line.peers) facts.push([whole(line.peers), line.peers === 1 ? "peer" : "peers"]);
     if (line.epoch) facts.push([whole(line.epoch), "epoch", true]);

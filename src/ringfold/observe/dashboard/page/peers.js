@@ -61,7 +61,11 @@ export class PeersTable {
     const peers = state.page.peers ?? {};
     const all = Object.values(peers);
     const rows = this.sorted(all.filter((row) => this.matches(row)));
-    setText(this.count, all.length === rows.length ? plural(all.length, "peer") : `${rows.length} of ${plural(all.length, "peer")}`);
+    const versions = new Set(all.map((row) => row.version ?? ""));
+    const version = versions.size === 1 && !versions.has("") ? `, all of version ${[...versions][0]}` : "";
+    const found = all.length === rows.length ? "" : `${rows.length} of `;
+    setText(this.count, `${found}${plural(all.length, "peer")}${version}`);
+    setAttribute(this.element, "data-versions", versions.size > 1 ? "several" : null);
     show(this.empty, rows.length === 0);
     setText(this.empty, all.length ? "No peer matches the filter." : "Nobody has joined.");
     COLUMNS.forEach((column, index) => setAttribute(this.heads[index], "aria-sort",

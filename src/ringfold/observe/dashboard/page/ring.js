@@ -116,9 +116,12 @@ export class Ring {
   drawLabels(group, ring, place, radius, page) {
     const labels = [];
     const links = Object.values(group.links ?? {});
-    for (const link of links) {
+    const rank = { bad: 0, warning: 1 };
+    const told = links.length <= LABELLED ? links : links.filter((link) => link.tone)
+      .sort((a, b) => rank[a.tone] - rank[b.tone]).slice(0, 6);
+    for (const link of told) {
       const text = tinyRate(link.rate);
-      if (!text || (links.length > LABELLED && !link.tone)) continue;
+      if (!text) continue;
       const begin = place.get(link.source);
       let end = place.get(link.target);
       while (end <= begin) end += 2 * Math.PI;
