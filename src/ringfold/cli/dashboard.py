@@ -39,19 +39,20 @@ def dashboard(
     from ringfold.observe.dashboard.live import LiveRuns
     from ringfold.observe.dashboard.server import DashboardServer
 
-    resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
+    arguments = {"master": address, "run": run, "token_file": token_file, "config": config}
+    resolved = settings.load({**arguments, "dashboard_listen": listen})
     token = resolved.token()
     source = LiveRuns(resolved.listed("master"), token, resolved.named_run())
     server = DashboardServer(source, view_token(token))
 
     async def serve() -> None:
         async with source:
-            await serve_until_stopped(server, listen, until_eof=until_eof)
+            await serve_until_stopped(server, resolved.text("dashboard_listen"), until_eof=until_eof)
 
     asyncio.run(serve())
 
 
-async def serve_until_stopped(server: "DashboardServer", listen: str | None, *, until_eof: bool = False) -> None:
+async def serve_until_stopped(server: "DashboardServer", listen: str, *, until_eof: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C; `until_eof`: or until standard input ends, as when its parent does."""
     import asyncio
 
@@ -59,7 +60,7 @@ async def serve_until_stopped(server: "DashboardServer", listen: str | None, *, 
     from ringfold.observe.dashboard.server import DASHBOARD_PORT
     from ringfold.runtime.process import stop_signals
 
-    await server.start(listen or f"127.0.0.1:{DASHBOARD_PORT}", or_next=listen is None)
+    await server.start(listen or f"127.0.0.1:{DASHBOARD_PORT}", or_next=not listen)
     stopped = asyncio.Event()
     with stop_signals(lambda signal: stopped.set()):
         typer.echo(f"dashboard at {server.url}")

@@ -18,7 +18,7 @@ from ringfold.observe.rates import PeerRates, Slow, slowest
 from ringfold.observe.series import LIVE_TIERS, Bucket, Series, Tier
 from ringfold.wire import notices
 from ringfold.wire.base import GroupId, PeerId
-from ringfold.wire.events import Event, PathSharesChanged, StepEnded
+from ringfold.wire.events import Event, PathSharesChanged, StepEnded, ValuesLogged
 from ringfold.wire.probing import RoundSummary
 from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, RunInfo, Status, Waiting
 
@@ -266,8 +266,8 @@ class RunView:
                 self._paths[event.stamp.peer, peer] = [round(share, 3) for share in shares]
                 while len(self._paths) > 1_024:
                     del self._paths[next(iter(self._paths))]
-            case StepEnded() as step if step.logged:
-                self._add_logged(int(at_ms), step.logged)
+            case StepEnded(logged=logged) | ValuesLogged(logged=logged) if logged:
+                self._add_logged(int(at_ms), logged)
 
     def lose(self, at_ms: int, text: str) -> None:
         """No master answers at this time."""
@@ -431,7 +431,7 @@ class RunView:
         row.waited, row.blocked = _percent(rates.waited_share), _percent(rates.blocked_share)
         row.lanes_lost, row.events_dropped = totals.lanes_lost, progress.events_dropped
         row.silent_ms = peer.silent_ms // 100 * 100 if peer.silent_ms >= 500 else 0
-        row.logged = {name: _short(value, 4) for name, value in list(progress.logged.items())[:MAX_LOGGED]}
+        row.logged = {name: _short(value, 4) for name, value in finite(progress.logged).items()}
         if peer.op_states:
             op = max(peer.op_states, key=lambda each: each.age_ms)
             word = {"V": "waits for others", "P": "runs"}.get(op.state[:1], op.state)
@@ -492,8 +492,10 @@ class RunView:
                 self._logged_at[name] = last
                 self._add_logged(at_ms, {name: value})
 
-    def _add_logged(self, at_ms: int, logged: Mapping[str, float]) -> None:
+    def _add_logged(self, at_ms: int, logged: Mapping[str, float | None]) -> None:
         for name, value in logged.items():
+            if value is None:
+                continue
             if f"log.{name}" in self.series or sum(each.startswith("log.") for each in self.series) < MAX_LOGGED:
                 self._add(f"log.{name}", name, "", at_ms, value)
 
@@ -583,10 +585,15 @@ def _logged(peers: Sequence[PeerStatus]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for peer in peers:
         if peer.progress.step == newest:
-            for name, value in peer.progress.logged.items():
+            for name, value in finite(peer.progress.logged).items():
                 if name in values or len(values) < MAX_LOGGED:
                     values.setdefault(name, []).append(value)
     return {name: sum(each) / len(each) for name, each in values.items()}
+
+
+def finite(logged: Mapping[str, float | None]) -> dict[str, float]:
+    """The first few logged values, without those that are not finite."""
+    return {name: value for name, value in list(logged.items())[:MAX_LOGGED] if value is not None}
 
 
 def _peers(peers: Sequence[PeerId]) -> str:

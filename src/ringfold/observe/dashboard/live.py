@@ -181,8 +181,7 @@ class LiveSession:
 
 def follow(addresses: Sequence[str], token: bytes, run: str) -> Iterator[Look]:
     """Looks at a run, twice a second."""
-    for look in master_client.follow_status(addresses, token, EVERY_S, REQUEST_TIMEOUT_S, run):
-        yield look if isinstance(look, MasterUnreachable) else (*look, [])
+    return master_client.follow(addresses, token, EVERY_S, REQUEST_TIMEOUT_S, run)
 
 
 def _now_ms() -> int:
