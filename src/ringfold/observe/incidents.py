@@ -163,9 +163,10 @@ class Incidents:
 
     # Output
 
-    def newest(self) -> Incident | None:
-        """The newest incident that is worth a word in a sentence."""
-        return next((each for each in reversed(self.all) if each.severity != "info"), None)
+    def newest(self, until_ms: float = float("inf")) -> Incident | None:
+        """The newest incident up to this time that is worth a word in a sentence."""
+        found = (each for each in reversed(self.all) if each.severity != "info" and each.begin_ms <= until_ms)
+        return next(found, None)
 
     # Peers
 
@@ -254,9 +255,12 @@ class Incidents:
             title = f"{change.aborted} op{'s' if change.aborted > 1 else ''} rolled back"
             ended = [self._begin("aborted", "warning", change.begin_ms, title, change.reason, group, [])]
         for incident in ended:
-            # From the first moment at which the others could not go on: that of the loss, or of the seal before it.
-            incident.pause_ms = round(max(0.0, at_ms - max(incident.begin_ms, change.begin_ms)), 1)
+            # Of what a peer leaves behind, the others notice the change of the epoch only; of the rest, all of it.
+            begin_ms = change.begin_ms if incident.kind == "left" else incident.begin_ms
+            incident.pause_ms = round(max(0.0, at_ms - begin_ms), 1)
             incident.cost = f"the others continue in epoch {epoch} after {seconds(incident.pause_ms)}"
+            if incident.pause_ms > 2 * took_ms + 500:
+                incident.cost += f" ({seconds(took_ms)} of it for the new epoch)"
             if change.aborted:
                 number = f"{change.aborted} op{'s are' if change.aborted > 1 else ' is'}"
                 incident.add_detail(f"{number} rolled back and run again")
@@ -283,8 +287,9 @@ class Incidents:
         healing = self._healing.pop(group)
         for incident in healing.incidents:
             if at_ms > healing.installed_ms:
-                took = at_ms - healing.installed_ms + max(0.0, incident.pause_ms)
-                incident.add_detail(f"next commit after {seconds(took)}")
+                took = seconds(at_ms - healing.installed_ms + max(0.0, incident.pause_ms))
+                if took != seconds(incident.pause_ms):
+                    incident.add_detail(f"next commit after {took}")
             self._close(incident, at_ms, incident.cost)
 
     def _sync_event(self, at_ms: float, notice: notices.SyncBegun | notices.SyncEnded) -> None:

@@ -26,6 +26,8 @@ MAX_ROUNDS = 12
 MAX_LOGGED = 6
 MAX_LINK_ROWS = 70_000
 """All links of 256 peers, and some of those that left."""
+HEARTBEAT_S = 0.5
+"""Reports of peers differ in age by so much: two heartbeats by default."""
 BUSY_MS = 5_000
 """Without a step or an op for so long, a run is idle."""
 
@@ -276,7 +278,7 @@ class RunView:
 
     def round(self, summary: RoundSummary, at_ms: int) -> None:
         """Take in the result of a probing round."""
-        row = _round(summary, at_ms)
+        row = round_row(summary, at_ms)
         if not self._rounds or self._rounds[-1].round != row.round:
             self._rounds.append(row)
 
@@ -423,7 +425,7 @@ class RunView:
         row = PeerRow(peer.peer, peer.name, peer.host, peer.group, state, peer.state or peer.phase)
         row.tone, row.problem = problem or ("ok", "")
         row.version, row.step = progress.version, progress.step
-        row.lag = front - progress.step if progress.step >= 0 else -1
+        row.lag = _lag(front, progress.step, rates.steps_per_s)
         row.steps_s, row.ops_s = _short(rates.steps_per_s, 3), _short(rates.ops_per_s, 3)
         row.ops, row.aborted, row.restarted = peer.committed_ops, totals.aborted, totals.restarted
         row.sent_s, row.received_s = _short(rates.sent_per_s, 2), _short(rates.received_per_s, 2)
@@ -538,7 +540,8 @@ def merge_patch(old: Mapping[str, Json], new: Mapping[str, Json]) -> dict[str, J
     return patch
 
 
-def _round(summary: RoundSummary, at_ms: int) -> RoundRow:
+def round_row(summary: RoundSummary, at_ms: int) -> RoundRow:
+    """A round as a page shows it."""
     metrics, window_ns = summary.metrics, max(1, summary.end_ns - summary.begin_ns)
     sent = sum(window.sent for window in summary.windows) or sum(edge.fit.sent for edge in summary.edges)
     lost = sum(window.lost for window in summary.windows) or sum(edge.fit.lost for edge in summary.edges)
@@ -577,6 +580,14 @@ def _front(peers: Sequence[PeerStatus]) -> dict[GroupId, int]:
     for peer in peers:
         front[peer.group] = max(front.get(peer.group, -1), peer.progress.step)
     return front
+
+
+def _lag(front: int, step: int, steps_per_s: float) -> int:
+    """How many steps a peer is behind. What it may have done since its last heartbeat does not count."""
+    if step < 0:
+        return -1
+    behind = front - step
+    return 0 if behind <= 1 + HEARTBEAT_S * max(0.0, steps_per_s) else behind
 
 
 def _logged(peers: Sequence[PeerStatus]) -> dict[str, float]:

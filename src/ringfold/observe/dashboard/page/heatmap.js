@@ -38,6 +38,11 @@ export class HeatMap {
   }
 
   choose(tab) {
+    this.isChosen = true;
+    this.show(tab);
+  }
+
+  show(tab) {
     this.tab = tab;
     for (const button of this.tabs.children) setAttribute(button, "aria-pressed", button.dataset.tab === tab);
     this.drawn = "";
@@ -53,6 +58,9 @@ export class HeatMap {
     const others = Object.values(page.peers ?? {}).filter((peer) => !seen.has(peer.peer))
       .sort((a, b) => a.host.localeCompare(b.host) || a.peer - b.peer).map((peer) => peer.peer);
     this.order = [...inRings, ...others];
+    if (!this.isChosen && this.tab === "rate" && state.links.size && ![...state.links.values()].some((link) => link.rate)) {
+      this.show("delay");
+    }
     const hasAny = state.links.size > 0 && this.order.length > 1;
     show(this.empty, !hasAny);
     for (const part of [this.canvas, this.readout, this.legend, this.tabs]) show(part, hasAny);

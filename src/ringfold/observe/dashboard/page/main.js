@@ -101,6 +101,7 @@ function receive(message) {
     replay = new Replay(message, connection, RunState);
     main.replaceChildren(replay.element);
     document.title = "Ringfold replay";
+    connectionState("live");
   } else if (message.kind === "frame") {
     replay?.receive(message);
   } else if (message.kind === "snapshot") {
@@ -155,7 +156,7 @@ function updateSwitcher() {
 }
 
 function connectionState(what) {
-  setText(linkState, what === "live" ? "live" : what === "lost" ? "reconnecting" : what);
+  setText(linkState, what === "live" ? (replay ? "replay" : "live") : what === "lost" ? "reconnecting" : what);
   linkState.dataset.state = what;
   show(tokenForm, what === "wrong token");
   if (what === "lost" && !lostAt) lostAt = state.now;

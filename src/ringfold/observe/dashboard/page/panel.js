@@ -15,7 +15,7 @@ export class RunPanel {
   /** `host` has `send(wanted)` and `choose(run)`; `title` names the panel where there are several. */
   constructor(state, host, title = "") {
     this.state = state;
-    this.shared = { windowMs: 5 * 60e3, hover: null, focus: null };
+    this.shared = { windowMs: state.bounds ? 0 : 5 * 60e3, hover: null };
     this.headline = new Headline(title);
     this.ring = new Ring((peer) => this.peers.open(peer));
     this.heatMap = new HeatMap((wanted) => host.send({ links: wanted }));

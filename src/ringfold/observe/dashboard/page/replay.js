@@ -54,7 +54,7 @@ export class Replay {
     const jump = (step, text, name) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name,
       click: () => this.jump(step) }, text);
     return h("div", { class: "replay-bar", role: "group", "aria-label": "replay" }, this.play,
-      jump(-1, "⏮", "incident before"), jump(1, "⏭", "next incident"),
+      jump(-1, "‹ incident", "incident before"), jump(1, "incident ›", "next incident"),
       h("div", { class: "slider" }, this.marks, this.slider), this.label, speeds);
   }
 
