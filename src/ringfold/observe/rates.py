@@ -59,7 +59,7 @@ class PeerRates:
             steps.clear()
         if done and (not steps or done > steps[-1][1]):
             steps.append((at_ms, done))
-        while len(steps) > 3 and steps[1][0] <= at_ms - 2 * WINDOW_MS:
+        while len(steps) > 3 and steps[1][0] <= at_ms - WINDOW_MS:
             steps.popleft()
 
     @property

@@ -7,10 +7,25 @@ evicted, a standby takes over, and the state of one diverges. With `is_calm` not
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
+from ringfold.observe.dashboard.channels import RunChannel
+from ringfold.observe.dashboard.live import LiveSession
+from ringfold.observe.dashboard.server import PageSocket
+from ringfold.observe.view import RunView
 from ringfold.wire import notices
 from ringfold.wire.base import PeerId
-from ringfold.wire.events import Event, EventKind, LeaderChanged, PathSharesChanged, Stamp
+from ringfold.wire.events import (
+    RECORD_FORMAT,
+    Event,
+    EventKind,
+    LeaderChanged,
+    PathSharesChanged,
+    RecordBegun,
+    Stamp,
+    StatusSampled,
+    encode_event,
+)
 from ringfold.wire.messages import Divergence
 from ringfold.wire.probing import (
     EdgeFit,
@@ -64,6 +79,37 @@ class MadeUpRun:
         gone |= {self.stalled} if at_s >= EVICTED_S else set()
         return [peer for peer in ring if peer not in gone] + ([self.joined] if at_s >= JOINED_S + 1 else [])
 
+    def view(self, until_s: float, every_s: float = 0.5) -> RunView:
+        """The view that has looked at the run from its begin to this time."""
+        view = RunView(self.name)
+        self.show(view, -every_s, until_s, every_s)
+        return view
+
+    def show(self, view: RunView, after_s: float, until_s: float, every_s: float = 0.5) -> None:
+        """Let a view look at the run again and again, after the first time and up to the second one."""
+        count = round((until_s - after_s) / every_s)
+        for number in range(1, count + 1):
+            at_s = after_s + number * every_s
+            is_last = number == count
+            status = self.status(at_s, with_links=is_last or number % 30 == 1)
+            view.look(int(self.begin_ms + 1_000 * at_s), status, self.events(at_s - every_s, at_s))
+
+    def record(self, directory: Path, until_s: float) -> None:
+        """Write what the master of such a run would have recorded."""
+        directory.mkdir(parents=True, exist_ok=True)
+        begun = RecordBegun(RECORD_FORMAT, "master", self.name, "master-1", "fra-01", "made-up", 4_711, "0.1.0")
+        lines = [(0.0, 0, encode_event(self._stamp(0, 0), begun))]
+        for second in range(int(until_s) + 1):
+            sampled = StatusSampled(self.status(second, with_links=second % 15 == 0))
+            lines.append((second, 1, encode_event(self._stamp(second, 0), sampled)))
+        for event in self.events(-1, until_s):
+            lines.append((event.stamp.at / 1e9, 2, encode_event(event.stamp, event.notice)))
+        text = b"".join(line + b"\n" for _, _, line in sorted(lines, key=lambda each: each[:2]))
+        (directory / "master-master-1-4711.0000.jsonl").write_bytes(text)
+
+    def _stamp(self, at_s: float, peer: PeerId) -> Stamp:
+        return Stamp(int(1e9 * at_s), int(1e6 * (self.begin_ms + 1_000 * at_s)), peer)
+
     def status(self, at_s: float, *, with_links: bool = True) -> Status:
         ring = self.members(at_s)
         epoch = 7 if self.is_calm else 7 + sum(at_s >= each for each in (KILLED_S, JOINED_S + 1, EVICTED_S))
@@ -101,7 +147,7 @@ class MadeUpRun:
     def events(self, after_s: float, until_s: float) -> list[Event]:
         """The events after the first time, up to the second one."""
         return [
-            Event(Stamp(int(1e9 * at_s), int(1e6 * (self.begin_ms + 1_000 * at_s)), peer), notice)
+            Event(self._stamp(at_s, peer), notice)
             for at_s, peer, notice in sorted(self._story(until_s), key=lambda each: each[0])
             if after_s < at_s <= until_s
         ]
@@ -248,6 +294,22 @@ class MadeUpRun:
         return RoundSummary(
             RoundId(1, number + 1), "master", "", begin_ns, begin_ns + 4_000_000_000, 1, nodes, edges, metrics=metrics
         )
+
+
+class MadeUpSource:
+    """A source of pages for a dashboard's server that has one run, which whoever has it lets go on."""
+
+    def __init__(self, view: RunView) -> None:
+        self.view, self._channel = view, RunChannel(view)
+
+    def open(self, page: PageSocket) -> LiveSession:
+        return LiveSession(self, page)
+
+    def channel(self, name: str) -> RunChannel:
+        return self._channel
+
+    def publish(self) -> None:
+        self._channel.publish()
 
 
 def _noise(number: float) -> float:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ringfold import config
 from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
@@ -155,10 +155,17 @@ class LiveRuns:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
 
+class Channels(Protocol):
+    """Where a session finds the channel of a run."""
+
+    def channel(self, name: str) -> RunChannel:
+        """The channel of this run; of the first one, if there is none of that name."""
+
+
 class LiveSession:
     """A page that looks at live runs."""
 
-    def __init__(self, runs: LiveRuns, page: PageSocket) -> None:
+    def __init__(self, runs: Channels, page: PageSocket) -> None:
         self._runs, self._page = runs, page
         self._feed = PageFeed(page.send)
 
