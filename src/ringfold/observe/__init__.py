@@ -7,4 +7,7 @@ Reading order: `records.py` reads the files of a run directory, and `stream.py` 
 
 Numbers for other programs: `metrics.py` is the table of all metrics, and the text for Prometheus; `master_metrics.py`,
 `peer_metrics.py`, `peer_endpoint.py` and `agent_metrics.py` take the values.
+`series.py` thins series by age, `rates.py` makes rates of what peers have counted, `incidents.py` says in words what
+happened; `view.py` joins them to what a page shows. `dashboard/` is the server of that page, for live runs and for
+finished ones.
 """
