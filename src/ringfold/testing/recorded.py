@@ -187,8 +187,9 @@ class _Play:
         for peer in self._ring:
             used, waited, _ = self._computing(peer, 0.1, loads=False)
             now[peer] += used + waited
+            begun = self._clocks[self._hosts[peer]].at(began[peer])
             ended = events.StepEnded(
-                step, 1, scene.peers, began[peer], cpu[peer] + used, queued[peer] + waited, 20_000, {"loss": 2.0}
+                step, 1, scene.peers, begun, cpu[peer] + used, queued[peer] + waited, 20_000, {"loss": 2.0}
             )
             self._note(peer, now[peer], ended, wall=False)
             now[peer] += 50_000
