@@ -91,6 +91,13 @@ def pids(processes: Sequence[Process]) -> list[int]:
     return found
 
 
+def place(process: Process, index: int) -> int:
+    """Where a process is in a trace: the master first, then the peers by number, with room between them."""
+    if process.begun.role == "master":
+        return -1_000 + index
+    return 1_000 * (process.peers[0] if process.peers else 1_000_000 + index)
+
+
 class _Builder:
     def __init__(self, processes: Sequence[Process], alignment: Alignment, max_events: int) -> None:
         self._processes, self._alignment, self._max = processes, alignment, max_events
@@ -325,10 +332,9 @@ class _Builder:
     def _name(self, index: int, process: Process) -> None:
         """Names and places of the process and of its threads. Ops come first, because they are looked at most."""
         pid = self._pids[index]
-        args = {"process_name": {"name": process.title}}
+        args: dict[str, dict[str, object]] = {"process_name": {"name": process.title}}
         args["process_labels"] = {"labels": f"aligned by {self._alignment.by(index)}, {process.begun.host}"}
-        order = -1 if process.begun.role == "master" else pid
-        for name, values in {**args, "process_sort_index": {"sort_index": order}}.items():
+        for name, values in {**args, "process_sort_index": {"sort_index": place(process, index)}}.items():
             self._trace.events.append({"ph": "M", "name": name, "pid": pid, "tid": 0, "ts": 0, "args": values})
 
     def _finish(self, more: Iterable[TraceEvent]) -> None:
@@ -351,12 +357,20 @@ class _Builder:
                 self._trace.events.append(event)
             elif self._is_inside(int(event["ts"] * 1_000), int((event["ts"] + event.get("dur", 0.0)) * 1_000)):
                 timed.append((event["ts"], -event.get("dur", 0.0), event))
+        timed = _with_whole_flows(timed)
         timed.sort(key=lambda each: each[:2])
         # A slice may have begun before the window, even before the run by what is uncertain.
         shift = min([0.0, *(ts for ts, _, _ in timed[:1])])
         for _, _, event in timed:
             event["ts"] = round(event["ts"] - shift, 3)
             self._trace.events.append(event)
+
+
+def _with_whole_flows(timed: list[tuple[float, float, TraceEvent]]) -> list[tuple[float, float, TraceEvent]]:
+    """Without flows one of whose ends is not in the window."""
+    begun = {event["id"] for _, _, event in timed if event["ph"] == "s"}
+    whole = {event["id"] for _, _, event in timed if event["ph"] == "f"} & begun
+    return [each for each in timed if each[2]["ph"] not in ("s", "t", "f") or each[2]["id"] in whole]
 
 
 def phases(op: Op) -> list[tuple[str, int, int]]:
