@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ringfold.observe.align import Alignment
     from ringfold.observe.processes import Process
-    from ringfold.observe.trace import Trace, Window
+    from ringfold.observe.trace import Trace
 
 Number = TypeVar("Number", int, float)
 
@@ -45,6 +45,10 @@ def trace(
         raise UsageError("--check and --why print what they find; leave out --output and --torch")
     if check and why:
         raise UsageError("choose one of --check and --why")
+    if why and seconds:
+        raise UsageError("--why is about steps: choose some with --steps")
+    if check and (steps or seconds):
+        raise UsageError("--check is about the whole run; leave out --steps and --seconds")
     window = traces.Window(steps=_range("--steps", steps, int), seconds=_range("--seconds", seconds, float))
     processes = [gather(record.name, record.begun, record.events()) for record in read_directory(directory)]
     alignment = align(processes)
@@ -52,7 +56,7 @@ def trace(
         _check(processes, alignment, as_json=as_json)
         return
     if why:
-        _why(processes, alignment, window, as_json=as_json)
+        _why(processes, alignment, window.steps, as_json=as_json)
         return
     built = traces.build(processes, alignment, window, torch_traces.merged(torch or [], processes, alignment))
     path = output or directory / "trace.json.gz"
@@ -143,5 +147,25 @@ def _check(processes: "list[Process]", alignment: "Alignment", *, as_json: bool)
         raise typer.Exit(1)
 
 
-def _why(processes: "list[Process]", alignment: "Alignment", window: "Window", *, as_json: bool) -> None:
-    raise NotImplementedError
+def _why(processes: "list[Process]", alignment: "Alignment", steps: tuple[int, int] | None, *, as_json: bool) -> None:
+    from rich.text import Text
+
+    from ringfold.cli.output import console, print_json, table
+    from ringfold.observe.why import diagnose
+
+    found = diagnose(processes, alignment, steps)
+    if as_json:
+        print_json(found)
+        return
+    console.print(Text(found.verdict, style="bold"))
+    for finding in found.findings:
+        for line in finding.evidence:
+            console.print(f"  {finding.name}: {line}")
+    if found.slowest:
+        columns = ["step", "took", "lost", "straggler", "evidence"]
+        rows = [
+            [str(slow.step), f"{slow.took_ms:.1f} ms", f"{slow.lost_ms:.1f} ms", slow.culprit, slow.evidence]
+            for slow in found.slowest
+        ]
+        title = f"the slowest of {found.slow_steps} slow steps of {found.steps} (usually {found.usual_step_ms:.1f} ms)"
+        console.print(table(title, columns, rows, whole=columns[:3]))

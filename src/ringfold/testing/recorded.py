@@ -95,7 +95,6 @@ class _Timing:
     in_last: int = 0
     local: int = 0
     blocked: int = 0
-    queued: int = 0
     ended: int = 0
     last_peer: int = 0
 
@@ -170,26 +169,23 @@ class _Play:
     def _step(self, step: int, free: dict[int, int]) -> dict[int, int]:
         scene = self._scene
         began, cpu, queued = dict(free), dict.fromkeys(free, 0), dict.fromkeys(free, 0)
-        now = dict(free)
-        for _ in range(scene.ops):
+        now, first = dict(free), dict(free)
+        for number in range(scene.ops):
             for peer in self._ring:
                 used, waited, slept = self._computing(peer, 0.9 / scene.ops)
                 now[peer] += used + waited + slept
-                cpu[peer] += used
-                queued[peer] += waited
+                if number == 0:
+                    cpu[peer], queued[peer], first[peer] = used, waited, now[peer]
             timings = self._all_reduce(now)
             for peer, timing in timings.items():
-                queued[peer] += timing.queued
-                cpu[peer] += (timing.ended - timing.called) // 5
                 self._note_op(peer, step, timing)
                 now[peer] = timing.ended
             self._sequence += 1
         for peer in self._ring:
-            used, waited, _ = self._computing(peer, 0.1, loads=False)
-            now[peer] += used + waited
-            begun = self._clocks[self._hosts[peer]].at(began[peer])
+            now[peer] += sum(self._computing(peer, 0.1, loads=False))
+            at = self._clocks[self._hosts[peer]].at
             ended = events.StepEnded(
-                step, 1, scene.peers, begun, cpu[peer] + used, queued[peer] + waited, 20_000, {"loss": 2.0}
+                step, 1, scene.peers, at(began[peer]), at(first[peer]), cpu[peer], queued[peer], 20_000, {"loss": 2.0}
             )
             self._note(peer, now[peer], ended, wall=False)
             now[peer] += 50_000
@@ -217,7 +213,7 @@ class _Play:
         timings = {peer: _Timing(called[peer]) for peer in ring}
         following = {peer: ring[(place + 1) % len(ring)] for place, peer in enumerate(ring)}
         chunk, delay = scene.bytes // len(ring), int(scene.delay_us * 1_000)
-        ready = {peer: called[peer] + self._handling(timings[peer], peer) for peer in ring}
+        ready = {peer: called[peer] + self._handling(peer) for peer in ring}
         free = dict(ready)
         for stage in range(2 * (len(ring) - 1)):
             following_ready = {}
@@ -235,7 +231,7 @@ class _Play:
                 receiver = timings[target]
                 receiver.in_first = receiver.in_first or arrived
                 receiver.in_last = arrived
-                following_ready[target] = arrived + self._handling(receiver, target)
+                following_ready[target] = arrived + self._handling(target)
             ready = following_ready
         for peer in ring:
             timings[peer].local = max(ready[peer], timings[peer].out_last)
@@ -246,11 +242,10 @@ class _Play:
             timings[peer].ended = done[last] + 2_000
         return timings
 
-    def _handling(self, timing: _Timing, peer: int) -> int:
+    def _handling(self, peer: int) -> int:
         """The time to reduce a chunk, and to get a core for it."""
         busy = self._scene.busy_host.get(peer, 0.0)
         waited = int(self._rng.expovariate(1.0) * 4 * MS) if self._rng.random() < busy else 0
-        timing.queued += waited
         return 20_000 + waited
 
     def _note_op(self, peer: int, step: int, timing: _Timing) -> None:
