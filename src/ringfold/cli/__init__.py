@@ -45,6 +45,7 @@ COMMANDS = (
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo", TOOLS),
+    Command("trace", "Write the trace of a run for Perfetto, or find out who made it slow.", "trace"),
     Command("doctor", "Check whether this machine has what a run needs, and print advice.", "doctor"),
     Command("soak", "Kill, freeze and add peers for long, and check that nothing is lost or leaks.", "soak", TOOLS),
     Command("lab", "Build hosts with several slow or lossy paths on this machine, and run commands in them.", "lab"),
