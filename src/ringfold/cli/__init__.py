@@ -42,6 +42,7 @@ COMMANDS = (
     Command("events", "Show what happened in a run: from a master, or from a run directory.", "events"),
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
+    Command("report", "Write one HTML page about a run: what happened, what it cost, who was slow.", "report"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo", TOOLS),
     Command("doctor", "Check whether this machine has what a run needs, and print advice.", "doctor"),
     Command("soak", "Kill, freeze and add peers for long, and check that nothing is lost or leaks.", "soak", TOOLS),

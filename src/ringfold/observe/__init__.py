@@ -4,4 +4,5 @@ Nothing here takes part in a run. Live views read the status and the events of t
 status` does; views of a finished run read the files of its run directory.
 
 Reading order: `records.py` reads the files of a run directory, and `stream.py` merges their events by time.
+`summary/` makes the summary of a run, and `report/` a page of it.
 """

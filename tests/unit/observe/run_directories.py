@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringfold.units import MIB, MS, S, US
+from ringfold.units import MIB, MS, US, S
 from ringfold.wire.events import (
     ClockSampled,
     EpochRuns,
@@ -133,7 +133,7 @@ class _Peer:
     id: int
     record: RecordWriter
     compute_ns: int
-    totals: OpTotals = OpTotals()
+    totals: OpTotals = field(default_factory=OpTotals)
     steps: int = 0
     step: int = -1
 
@@ -148,6 +148,12 @@ class _Peer:
             busy_ns=self.totals.busy_ns + duration_ns,
             waited_ns=self.totals.waited_ns + waited_ns,
         )
+
+
+def _ring_link(source: int, target: int) -> RingLink:
+    """Peers of one host share memory: those whose ids are both even, or both odd."""
+    in_memory = source % 2 == target % 2
+    return RingLink(source, target, "shm" if in_memory else "tcp", 2, 2 if in_memory else 0)
 
 
 class _SimulatedRun:
@@ -202,9 +208,9 @@ class _SimulatedRun:
             peer.record.add(self.now, StateSynced(7, 48 * MIB, 60), peer=peer.id)
         self.master.add(self.now, SyncEnded(0, 1, 7, 60))
 
-    def step(self, number: int, *, retried_until: int = 0) -> None:
+    def step(self, number: int, *, began: int = 0, retried_until: int = 0) -> None:
         """One step of all members: compute, one all-reduce. `retried_until`: the op starts again then."""
-        began = self.now
+        began = began or self.now
         ready = {
             peer.id: began + peer.compute_ns + (number * 7_919 + peer.id * 104_729) % 4_000_000 for peer in self.peers
         }
@@ -254,15 +260,15 @@ class _SimulatedRun:
             world=World(len(ring), 1, len(ring)),
             peers=[
                 PeerStatus(
-                    peer.id, peer.name, peer.record.host.name, 0, "PEER_ACCEPTED", [f"10.0.0.{peer.id}"], 48149, 20, False,
-                    peer.totals.committed, totals=peer.totals, progress=Progress("0.1.0", peer.step, peer.steps),
+                    peer.id, peer.name, peer.record.host.name, 0, "PEER_ACCEPTED", [f"10.0.0.{peer.id}"], 48149, 20,
+                    False, peer.totals.committed, totals=peer.totals, progress=Progress("0.1.0", peer.step, peer.steps),
                 )
                 for peer in self.peers
             ],
             groups=[
                 GroupStatus(
                     0, self.epoch, "IDLE", ring, "ring",
-                    ring_links=[RingLink(a, b, "shm" if a % 2 == b % 2 else "tcp", 2, 2 * (a % 2 == b % 2)) for a, b in edges],
+                    ring_links=[_ring_link(a, b) for a, b in edges],
                 )
             ],
             waiting=list(waiting), links=links, known_links=len(edges), leader=self.master.begun.name,
@@ -275,15 +281,15 @@ class _SimulatedRun:
 
     def kill(self, name: str, number: int) -> None:
         """The peer dies in the op of this step, which the others run again."""
-        victim = self.remove(name)
+        victim, began = self.remove(name), self.now
         self.now += 31 * MS
         self.master.add(self.now, PeerGone(victim.id, name, "lost", "its connection closed"))
         self.install(f"peer {victim.id} ({name}) its connection closed", aborted=1)
-        self.step(number, retried_until=self.now)
+        self.step(number, began=began, retried_until=self.now)
 
     def freeze(self, name: str, number: int) -> _Peer:
         """The peer is frozen in this step, and evicted 1.5 s later."""
-        victim = self.remove(name)
+        victim, began = self.remove(name), self.now
         self.now += 30 * MS + 400 * MS
         self.master.add(self.now, PeerSuspected(victim.id, 400, name))
         self.now += 600 * MS
@@ -294,7 +300,7 @@ class _SimulatedRun:
         self.master.add(self.now, PeersStalled(0, [victim.id], [name], others, "all_reduce", 1_500, "evict_after_ms"))
         self.master.add(self.now, PeerGone(victim.id, name, "evicted", "silent for 1500 ms"))
         self.install(f"peer {victim.id} ({name}) silent for 1500 ms", aborted=1)
-        self.step(number, retried_until=self.now)
+        self.step(number, began=began, retried_until=self.now)
         return victim
 
     def rejoin(self, victim: _Peer) -> None:
@@ -305,6 +311,7 @@ class _SimulatedRun:
 
     def fail_over(self, number: int) -> None:
         """The master is killed in this step; the standby leads 700 ms later."""
+        began = self.now
         self.now += 20 * MS
         for peer in self.peers:
             peer.record.add(self.now, MasterLost("10.0.0.1:48148", "its connection closed"), peer=peer.id)
@@ -313,7 +320,7 @@ class _SimulatedRun:
         self.master.add(self.now, LeaderChanged("m2", True, 2, "the lease of m1 has expired"))
         self.now += 40 * MS
         self.install("the master changed", aborted=1)
-        self.step(number, retried_until=self.now)
+        self.step(number, began=began, retried_until=self.now)
 
     def leave(self) -> None:
         self.sample()

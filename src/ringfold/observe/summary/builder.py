@@ -8,7 +8,7 @@ from ringfold.errors import UsageError
 from ringfold.observe.records import Record
 from ringfold.observe.summary.collector import Collector, RecordTally
 from ringfold.observe.summary.incidents import IncidentList
-from ringfold.observe.summary.ops import OpTally
+from ringfold.observe.summary.ops import MAX_LOGGED_NAMES, OpTally
 from ringfold.observe.summary.rare_events import History
 from ringfold.observe.summary.results import (
     Incident,
@@ -25,6 +25,7 @@ from ringfold.observe.summary.results import (
 from ringfold.observe.summary.rounds import series_of
 from ringfold.observe.summary.run_time import RunTime, TimeSource
 from ringfold.observe.summary.sentences import sentences
+from ringfold.observe.summary.thinning import ThinnedSeries
 from ringfold.observe.summary.wording import join_words
 from ringfold.units import US
 from ringfold.wire.base import PeerId
@@ -135,7 +136,7 @@ class _Builder:
             incidents=incidents.incidents,
             incidents_left_out=incidents.left_out,
             rates=_rates(ops, self._began_ns),
-            logged=[series_of(name, values, self._began_ns) for name, values in ops.logged.items()],
+            logged=self._logged(),
             logged_left_out=len(ops.logged_left_out),
             slow_steps=self._slow_steps(incidents.incidents),
             work=self._work(),
@@ -152,6 +153,14 @@ class _Builder:
     def _rings(self) -> list[list[PeerId]]:
         """Of all epochs with members; those before the run was complete count as well."""
         return [epoch.ring for epoch in self._history.changes if epoch.ring]
+
+    def _logged(self) -> list[Series]:
+        ops = self._collector.ops
+        names = dict.fromkeys([*ops.logged, *list(ops.not_finite)[:MAX_LOGGED_NAMES]])
+        return [
+            series_of(name, ops.logged.get(name, ThinnedSeries()), self._began_ns, ops.not_finite.get(name, 0))
+            for name in names
+        ]
 
     # Who was slow
 

@@ -8,13 +8,11 @@ from ringfold.observe.summary.rare_events import MAX_PER_RECORD, RareEvent
 from ringfold.observe.summary.rounds import ClockTally, RoundTally
 from ringfold.observe.summary.run_time import HostTime, RunTime, TimeSource
 from ringfold.observe.summary.status_samples import StatusTally
-from ringfold.wire.base import PeerId
 from ringfold.wire.events import (
     CheckpointSaved,
     ClockSampled,
     EpochRuns,
     Event,
-    FlightDumped,
     LeaderChanged,
     OpEnded,
     OpsLeftOut,
@@ -23,19 +21,17 @@ from ringfold.wire.events import (
     StateSynced,
     StatusSampled,
     StepEnded,
+    ValuesLogged,
 )
 from ringfold.wire.notices import (
-    AdmissionDelayed,
     CallRefused,
     ConnectionAbandoned,
     ConnectionDropped,
     EdgeBad,
-    EdgeFitted,
     EpochInstalled,
     EpochRecorded,
     EpochSealing,
     LaneLost,
-    LinksMeasured,
     MasterLost,
     PeerDiverged,
     PeerGone,
@@ -44,7 +40,6 @@ from ringfold.wire.notices import (
     PeerSuspected,
     ProbingBroke,
     ResumeDelayed,
-    RingChosen,
     RoundDone,
     RunBegun,
     RunEnded,
@@ -52,16 +47,10 @@ from ringfold.wire.notices import (
 )
 
 RARE = (
-    AdmissionDelayed, CallRefused, EdgeBad, EpochInstalled, EpochRecorded, EpochRuns, EpochSealing, LeaderChanged,
-    LinksMeasured, MasterLost, PeerDiverged, PeerEvicted, PeerGone, PeerJoined, PeerRegistered, PeersStalled, ProbingBroke,
-    ResumeDelayed, RingChosen, RunBegun, RunEnded, StateRolledBack, StateSynced,
+    CallRefused, EdgeBad, EpochInstalled, EpochRecorded, EpochRuns, EpochSealing, LeaderChanged, MasterLost,
+    PeerDiverged, PeerEvicted, PeerGone, PeerJoined, PeerRegistered, PeersStalled, ProbingBroke, ResumeDelayed,
+    RunBegun, RunEnded, StateRolledBack, StateSynced,
 )  # fmt: skip
-
-
-def stamped_peer(event: Event) -> PeerId:
-    """The peer that an event is of, by its stamp; 0 if it does not say. In the line of a notice that is about a peer,
-    `peer` is that one."""
-    return 0 if hasattr(event.notice, "peer") else event.stamp.peer
 
 
 @dataclass(slots=True)
@@ -133,8 +122,7 @@ class _Reader:
     def take(self, event: Event) -> None:
         stamp, notice, tally = event.stamp, event.notice, self.tally
         tally.events += 1
-        stamped = stamped_peer(event)
-        of_peer = self._record.begun.role == "master" and stamped != 0
+        of_peer = self._record.begun.role == "master" and stamp.peer != 0
         if of_peer:
             # An event of a peer in the master's record has the times of the peer.
             unix_ns = stamp.wall or None
@@ -143,8 +131,8 @@ class _Reader:
             if unix_ns is not None:
                 tally.first_ns = unix_ns if tally.first_ns is None else tally.first_ns
                 tally.last_ns = max(unix_ns, tally.last_ns or unix_ns)
-        if stamped and stamped != self._peer and not of_peer:
-            self._be_peer(stamped, None)
+        if stamp.peer and stamp.peer != self._peer and not of_peer:
+            self._be_peer(stamp.peer, None)
         match notice:
             case OpEnded():
                 self._ops.op(stamp.at, unix_ns, notice)
@@ -187,12 +175,13 @@ class _Reader:
                 collector.refused_connections += 1
             case RoundDone():
                 collector.rounds.add(notice.summary)
-            case EdgeFitted() | FlightDumped():
-                pass
+            case ValuesLogged():
+                if unix_ns is not None:
+                    collector.ops.log(unix_ns, notice.logged)
             case _:
                 pass
         if unix_ns is not None and isinstance(notice, RARE):
-            peer = stamped_peer(event) or self._peer
+            peer = event.stamp.peer or self._peer
             self._keep(RareEvent(unix_ns, self._record.name, self._record.begun.role, peer, notice))
 
     def _keep(self, event: RareEvent) -> None:

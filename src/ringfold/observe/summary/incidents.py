@@ -163,7 +163,7 @@ def _change(
     if gap is not None:
         paused_s = max(0.0, (gap.longest_ns - costing.usual_gap_ns) / 1e9)
         next_s = max(0.0, (gap.last_commit_ns - began_ns) / 1e9)
-    sentences += _cost_text(epoch, kind, paused_s, next_s)
+    sentences += _cost_text(epoch)
     return Incident(
         (began_ns - costing.began_ns) / 1e9,
         kind,
@@ -243,16 +243,11 @@ def _join_text(member: MemberTally, costing: _Costing) -> str:
     return text + "."
 
 
-def _cost_text(epoch: EpochTally, kind: IncidentKind, paused_s: float | None, next_s: float | None) -> list[str]:
+def _cost_text(epoch: EpochTally) -> list[str]:
     sentences = []
     if epoch.aborted:
         rest = "was aborted and run again" if epoch.aborted == 1 else "were aborted and run again"
         sentences.append(f"{_capital(times(epoch.aborted, 'op'))} {rest}.")
-    if next_s is not None:
-        members = times(len(epoch.ring), "peer")
-        sentences.append(f"All {members} had committed an op again after {duration_text(next_s)}.")
-    if paused_s is not None and paused_s >= 0.001:
-        sentences.append(f"Training paused for {duration_text(paused_s)}.")
     return sentences
 
 
@@ -265,6 +260,7 @@ def _capital(text: str) -> str:
 
 def _others(events: list[RareEvent], history: History, began_ns: int) -> Iterable[Incident]:
     seen: set[tuple[object, ...]] = set()
+    key: tuple[object, ...]
     for event in events:
         at_s = (event.at_ns - began_ns) / 1e9
         match event.notice:

@@ -1,4 +1,4 @@
-"""Ops and steps of a peer's record: durations, where the time went, who was last, and the pauses between commits. Pure."""
+"""Ops and steps of a peer: durations, where the time went, who was last, and the pauses between commits. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -81,6 +81,8 @@ class OpTally:
         """The time from step to step, in seconds."""
         self.logged: dict[str, ThinnedSeries] = {}
         self.logged_left_out: set[str] = set()
+        self.not_finite: dict[str, int] = {}
+        """How often a value was NaN or infinite."""
         self.slow_steps: dict[int, SlowStepTally] = {}
         self.first_step: int | None = None
         self.last_step: int | None = None
@@ -110,8 +112,12 @@ class OpTally:
         gap.last_commit_ns = max(gap.last_commit_ns, commit_ns)
         gap.peers += 1
 
-    def log(self, at_ns: int, logged: dict[str, float]) -> None:
+    def log(self, at_ns: int, logged: dict[str, float | None]) -> None:
+        """Values of the program; those that are not finite are only counted."""
         for name, value in logged.items():
+            if value is None:
+                self.not_finite[name] = self.not_finite.get(name, 0) + 1
+                continue
             series = self.logged.get(name)
             if series is None:
                 if len(self.logged) >= MAX_LOGGED_NAMES:

@@ -1,6 +1,7 @@
 """The rare events of all records on one timeline, and what they say about members and epochs. Pure."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from ringfold.observe.summary.results import Lead, Membership, PeerEnd
@@ -198,7 +199,7 @@ class History:
             by_group.setdefault(epoch.key[:2], []).append(epoch)
         for epochs in by_group.values():
             epochs.sort(key=lambda epoch: epoch.key.epoch)
-            for before, after in zip(epochs, epochs[1:], strict=False):
+            for before, after in pairwise(epochs):
                 for peer in set(before.ring) - set(after.ring):
                     member = self.member(peer)
                     if member.end == "stayed":

@@ -35,11 +35,13 @@ class SeriesPoint(Struct, frozen=True, array_like=True):
 
 
 class Series(Struct, frozen=True):
-    """Values over time. `values` is how many there were before they were thinned."""
+    """Values over time. `values` is how many there were before they were thinned, and `not_finite` how many more were
+    NaN or infinite."""
 
     name: str
     values: int
     points: list[SeriesPoint]
+    not_finite: int = 0
 
 
 class Membership(Struct, frozen=True):
@@ -70,8 +72,9 @@ class Lead(Struct, frozen=True):
 class Incident(Struct, frozen=True):
     """Something that happened to the run, in words, and what it cost.
 
-    `paused_s` is the longest time between two committed ops of one survivor across it, beyond the usual. `next_commit_s`
-    is from the incident until each survivor had committed an op again; both None without records of ops.
+    `paused_s` is the longest time between two committed ops of one survivor across it, beyond the usual;
+    `next_commit_s` is from the incident until each survivor had committed an op again. Both are None without records of
+    ops.
     """
 
     at_s: float
@@ -151,8 +154,8 @@ class PeerWork(Struct, frozen=True):
 
 
 class Traffic(Struct, frozen=True):
-    """What a peer's engine has sent and received. `memory_bytes` of the sent ones went through shared memory; None: only
-    the master's record says."""
+    """What a peer's engine has sent and received. `memory_bytes` of the sent ones went through shared memory; None: it
+    is not known, because only the master's record has it."""
 
     peer: PeerId
     name: str

@@ -99,9 +99,10 @@ class ClockTally:
         )
 
 
-def series_of(name: str, values: ThinnedSeries, began_ns: int) -> Series:
+def series_of(name: str, values: ThinnedSeries, began_ns: int, not_finite: int = 0) -> Series:
+    """With times since the run's begin."""
     points = [
         SeriesPoint(((bucket.first_ns + bucket.last_ns) / 2 - began_ns) / 1e9, bucket.mean, bucket.low, bucket.high)
         for bucket in values.buckets()
     ]
-    return Series(name, values.added, points)
+    return Series(name, values.added, points, not_finite)

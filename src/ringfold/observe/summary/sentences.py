@@ -52,14 +52,13 @@ def _what(summary: Summary) -> str:
 def _membership(summary: Summary) -> str:
     if not summary.memberships:
         return ""
-    size = f"{summary.most_peers}"
+    size = times(summary.most_peers, "peer")
     if summary.fewest_peers != summary.most_peers:
-        size = f"between {summary.fewest_peers} and {summary.most_peers}"
+        size = f"Between {summary.fewest_peers} and {times(summary.most_peers, 'peer')}"
     hosts = {member.host for member in summary.memberships if member.host}
     on = f" on {times(len(hosts), 'host')}" if hosts else ""
-    members = "peer was a member" if size == "1" else "peers were members"
-    epochs = times(summary.epochs, "epoch")
-    return f"In {epochs}, {size} {members} at a time{on}."
+    members = "was a member" if summary.most_peers == 1 else "were members at a time"
+    return f"{size}{on} {members}, in {times(summary.epochs, 'epoch')}."
 
 
 def _incidents(summary: Summary) -> str:

@@ -52,9 +52,9 @@ def number_text(value: float) -> str:
     return f"{value:.4g}" if value == 0 or abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.3e}"
 
 
-def times(count: int, noun: str) -> str:
+def times(count: int, noun: str, plural: str = "") -> str:
     """1 peer, 2 peers, 1,500 steps."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def join_words(words: Sequence[str]) -> str:
