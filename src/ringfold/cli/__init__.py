@@ -44,6 +44,7 @@ COMMANDS = (
     Command("replay", "Show finished runs on the same page, with a time slider.", "replay"),
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
+    Command("report", "Write one HTML page about a run: what happened, what it cost, who was slow.", "report"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo", TOOLS),
     Command("trace", "Write the trace of a run for Perfetto, or find out who made it slow.", "trace"),
     Command("doctor", "Check whether this machine has what a run needs, and print advice.", "doctor"),
