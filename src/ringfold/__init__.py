@@ -205,7 +205,20 @@ def join(
         probe=probe,
         timings=timings or PeerTimings(),
     )
-    return _join_own_master(request) if host_master else joining.join(request)
+    joined = _join_own_master(request) if host_master else joining.join(request)
+    _serve_metrics(joined, request)
+    return joined
+
+
+def _serve_metrics(joined: "Communicator", request: "JoinRequest") -> None:
+    """Serve this peer's metrics, if the settings say so."""
+    from ringfold.peer import joining
+
+    settings = joining.settings_of(request)
+    if settings.integer("metrics_port"):
+        from ringfold.observe.peer_endpoint import serve
+
+        serve(joined, settings, joining.token_of(request, settings))
 
 
 def _join_own_master(request: "JoinRequest") -> "Communicator":

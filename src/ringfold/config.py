@@ -24,6 +24,8 @@ from ringfold.errors import ConfigError
 MASTER_PORT = 48148
 DATA_PORT = 48149
 TELEMETRY_PORT = 48147
+METRICS_PORT = 48146
+AGENT_METRICS_PORT = 48145
 DEFAULT_RUN = "default"
 """The run of a peer that does not name one."""
 
@@ -334,6 +336,23 @@ _SETTINGS = (
             help="UDP addresses to which the agent reports its flows and queues. Set at the agent."),
     Setting(name="agent_user_flows", kind="integer", default=16_384, low=1, high=1_000_000,
             help="How many flows one user may register. Set at the agent."),
+    Setting(name="metrics_listen", kind="list", default=(),
+            help="Addresses at which the master serves metrics for Prometheus, such as 127.0.0.1:48146. Beyond "
+                 "loopback it needs `token_file`, or `insecure`. Set at the master."),
+    Setting(name="metrics_port", kind="integer", default=0, low=0, high=65_535,
+            help="First port that a peer tries for its metrics for Prometheus; it takes the next free one above. "
+                 "0: it serves none, and the master has its most important ones."),
+    Setting(name="metrics_host", kind="text", default="127.0.0.1",
+            help="The address at which a peer serves its metrics. Beyond loopback it needs a token, or `insecure`."),
+    Setting(name="agent_metrics", kind="list", default=(),
+            help="Addresses at which the agent serves metrics for Prometheus, such as 127.0.0.1:48145. Beyond "
+                 "loopback it needs `token_file`, or `insecure`. Set at the agent."),
+    Setting(name="dashboard", kind="switch", default=False,
+            help="Start a dashboard beside the master: a web page that shows its runs, in a process of its own. Needs "
+                 "the extra `dashboard`. Set at the master."),
+    Setting(name="dashboard_listen", kind="text", default="",
+            help="Address of the dashboard, host:port; empty: port 48150 of loopback, or the next free one. Beyond "
+                 "loopback it needs `token_file`."),
     Setting(name="log_level", kind="text", default="info", choices=("debug", "info", "warning", "error"),
             help="What commands log to standard error."),
     Setting(name="log_json", kind="switch", default=False, help="Log JSON lines instead of text."),

@@ -52,13 +52,13 @@ from ringfold.agent.telemetry import QueueTable, ReportSettings, TelemetryIngest
 from ringfold.agent.tuning import AgentTuning
 from ringfold.config import TELEMETRY_PORT, is_loopback, split_address
 from ringfold.errors import ConfigError
-from ringfold.runtime import asyncio_support
+from ringfold.runtime import asyncio_support, threads
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramPort
 from ringfold.runtime.local import BACKLOG, identity, listen_unix, own_directory, touch
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.runtime.process import close_on_fork, keep_on_fork
-from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME
+from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME, AgentStatus
 from ringfold.wire.telemetry import Gate, GateSettings
 
 HEARTBEAT_S = 0.1
@@ -136,6 +136,7 @@ class AgentServer:
         self._scheduler = ClientScheduler(self)
         self._last_client = 0
         self._stopping: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
         self._host_monitor = self._make_host_monitor()
         self._listeners: list[TelemetryListener] = []
@@ -177,7 +178,7 @@ class AgentServer:
 
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
         """Serve until `stop`. `ready` is called once clients can connect."""
-        self._stopping = asyncio.Event()
+        self._stopping, self._loop = asyncio.Event(), asyncio.get_running_loop()
         path = self.directory / SOCKET_NAME
         server: asyncio.Server | None = None
         heartbeats = asyncio.create_task(self._send_heartbeats(), name="ringfold agent heartbeat")
@@ -221,6 +222,18 @@ class AgentServer:
         """End `serve`. Call it in the agent's loop."""
         if self._stopping is not None:
             self._stopping.set()
+
+    def status(self, timeout_s: float) -> AgentStatus:
+        """The status of this instant, for another thread than the agent's own. TimeoutError if its loop is too busy, or
+        does not run."""
+        if self._loop is None:
+            raise TimeoutError
+        pending: threads.PendingCall[AgentStatus] = threads.PendingCall()
+        try:
+            self._loop.call_soon_threadsafe(pending.run, lambda: self._machine.status(monotonic_ns()))
+        except RuntimeError:  # the loop is closed
+            raise TimeoutError from None
+        return pending.result(timeout_s)
 
     def close(self) -> None:
         """Release the hints; readers see at once that there is no agent. `serve` calls it at its end."""

@@ -200,7 +200,7 @@ class AgentMachine:
             case ListFlows():
                 return [SendMessage(client, self._list(client, state, message))]
             case AskAgent(request):
-                return [SendMessage(client, self._status(now_ns, request))]
+                return [SendMessage(client, self.status(now_ns, request))]
             case SetShares():
                 return self._set_shares(now_ns, client, state, message)
             case AgentHello():
@@ -339,7 +339,8 @@ class AgentMachine:
         shares, held = tuple(advice.shares), tuple(advice.backpressure)
         return replace(plain, shares=shares, backpressure=held, why=advice.why, is_fixed=advice.is_fixed)
 
-    def _status(self, now_ns: int, request: int) -> AgentStatus:
+    def status(self, now_ns: int, request: int = 0) -> AgentStatus:
+        """What `ringfold agent status` and metrics show."""
         registry, me = self._registry, self._me
         return AgentStatus(
             request=request,

@@ -9,8 +9,10 @@ from ringfold.config import TELEMETRY_PORT
 from ringfold.limits import MAX_PATHS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfold.agent.client import AgentConsole
-    from ringfold.agent.daemon import AgentSettings
+    from ringfold.agent.daemon import AgentServer, AgentSettings
     from ringfold.agent.tuning import AgentTuning
     from ringfold.config import Resolved
     from ringfold.wire.agent import AgentStatus, ListedFlow
@@ -47,6 +49,12 @@ def agent(
     shared: Annotated[
         bool | None, typer.Option("--shared/--private", help="For all users of this host, or only for this one.")
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Serve metrics for Prometheus at 127.0.0.1:48145, or at --metrics-listen.")
+    ] = False,
+    metrics_listen: Annotated[
+        list[str] | None, typer.Option(help="Address to serve metrics at. May be given several times.")
+    ] = None,
     config: Config = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
@@ -59,27 +67,38 @@ def agent(
     if context.invoked_subcommand is not None:
         context.obj = (directory, config)
         return
-    import asyncio
-    import logging
     from dataclasses import replace
 
     from ringfold import config as settings
-    from ringfold.cli import logs
 
     arguments: dict[str, object] = {"agent_dir": directory, "agent_policy": policy}
     arguments |= {"agent_telemetry": telemetry or None}
     arguments |= {"agent_allow": allow or None, "agent_key_file": key_file, "agent_report_to": report_to or None}
-    arguments |= {"agent_feeds": feed or None}
+    arguments |= {"agent_feeds": feed or None, "agent_metrics": metrics_listen or None}
     arguments |= {"config": config, "log_level": log_level, "log_json": log_json}
     resolved = settings.load(arguments)
-    logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
-    for warning in resolved.warnings:
-        logging.getLogger(__name__).warning(warning)
+    _start_logging(resolved)
     if not 0 <= forward_port < 1 << 16:
         raise typer.BadParameter(f"--forward-port is a port, or 0, not {forward_port}")
     chosen = replace(_settings(resolved), is_shared=shared, watch_nics=nics, monitors=tuple(monitor or ()))
     chosen = replace(chosen, forward_port=forward_port)
-    asyncio.run(_serve(chosen))
+    _run(chosen, resolved, wants_metrics=metrics)
+
+
+def _start_logging(resolved: "Resolved") -> None:
+    import logging
+
+    from ringfold.cli import logs
+
+    logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
+    for warning in resolved.warnings:
+        logging.getLogger(__name__).warning(warning)
+
+
+def _run(settings: "AgentSettings", resolved: "Resolved", *, wants_metrics: bool) -> None:
+    import asyncio
+
+    asyncio.run(_serve(settings, resolved, wants_metrics=wants_metrics))
 
 
 def _settings(resolved: "Resolved") -> "AgentSettings":
@@ -136,8 +155,9 @@ def _keys(resolved: "Resolved") -> dict[int, bytes]:
     return {} if path is None else read_keys(path)
 
 
-async def _serve(settings: "AgentSettings") -> None:
+async def _serve(settings: "AgentSettings", resolved: "Resolved", *, wants_metrics: bool) -> None:
     import logging
+    from contextlib import ExitStack
 
     from ringfold.agent.daemon import AgentServer
     from ringfold.runtime.process import freeze_garbage_collector, request_prompt_scheduling, stop_signals
@@ -149,9 +169,22 @@ async def _serve(settings: "AgentSettings") -> None:
         logging.getLogger(__name__).info("%s: the agent stops", signal)
         server.stop()
 
-    freeze_garbage_collector()
-    with stop_signals(stop):
+    with ExitStack() as stack:
+        if wants_metrics or resolved.listed("agent_metrics"):
+            stack.callback(_serve_metrics(resolved, server))
+        freeze_garbage_collector()
+        stack.enter_context(stop_signals(stop))
         await server.serve(lambda: typer.echo(f"serving at {server.directory}"))
+
+
+def _serve_metrics(resolved: "Resolved", server: "AgentServer") -> "Callable[[], None]":
+    """Returns what ends it."""
+    from ringfold.cli.serving import serve_pages
+    from ringfold.config import AGENT_METRICS_PORT
+    from ringfold.observe.agent_metrics import agent_pages
+
+    listen = resolved.listed("agent_metrics") or (f"127.0.0.1:{AGENT_METRICS_PORT}",)
+    return serve_pages(agent_pages(server.status), listen, resolved, AGENT_METRICS_PORT).stop
 
 
 def _directories(resolved: "Resolved") -> tuple[Path, ...]:

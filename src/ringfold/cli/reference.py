@@ -21,6 +21,7 @@ from ringfold.cli import build
 from ringfold.clock.global_clock import GlobalClock, Instant
 from ringfold.clock.prober import Prober
 from ringfold.config import SETTINGS, Setting
+from ringfold.observe import metrics
 from ringfold.peer import buffers
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.outcome import Handle, ReduceInfo
@@ -179,6 +180,40 @@ def _type_name(hint: object) -> str:
     return text
 
 
+def metrics_page() -> str:
+    """Every metric, by where it is exposed, and what the endpoints are."""
+    parts = [
+        "All names begin with `ringfold_`; units and endings are those of Prometheus. A label with a closed set of "
+        "values has all of them from the start, as 0. How to use them: the [guide](../guides/observe.md).",
+        "An endpoint serves GET of its paths and nothing else. On loopback it needs no token; elsewhere the bearer "
+        "token that `ringfold viewer-token` prints. A series of a peer ends with the peer. A histogram `x` has the "
+        "series `x_bucket{le=...}`, `x_sum` and `x_count`. The master also has `/sd`: the peers that serve metrics, "
+        "for HTTP service discovery.",
+    ]
+    for place, about in metrics.PLACES.items():
+        found = [metric for metric in metrics.METRICS.values() if place in metric.where]
+        rows = [(f"`{metric.full_name}`", str(metric.kind), metric.help) for metric in found]
+        parts += [f"## {about}", _table(("metric", "type", "meaning"), rows)]
+    labelled = [metric for metric in metrics.METRICS.values() if metric.labels]
+    labels = [(f"`{metric.full_name}`", _labels(metric)) for metric in labelled]
+    return _page("Metrics", *parts, "## Labels", _table(("metric", "labels"), labels), *_buckets())
+
+
+def _labels(metric: metrics.Metric) -> str:
+    """A label with the set of its values, or what it is."""
+    return "; ".join(
+        f"`{name}`: {values if isinstance(values, str) else ', '.join(values)}"
+        for name, values in metric.labels.items()
+    )
+
+
+def _buckets() -> Iterator[str]:
+    yield "## Buckets"
+    histograms = [metric for metric in metrics.METRICS.values() if metric.kind == "histogram"]
+    rows = ((f"`{metric.full_name}`", ", ".join(f"{bound:g}" for bound in metric.bounds)) for metric in histograms)
+    yield _table(("histogram", "upper bounds"), rows)
+
+
 def cli_page() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(build())
@@ -246,6 +281,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "errors.md": errors_page,
     "messages.md": messages_page,
+    "metrics.md": metrics_page,
 }
 
 

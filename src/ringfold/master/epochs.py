@@ -24,7 +24,7 @@ from ringfold.master.channels import channels_for
 from ringfold.master.events import Ns
 from ringfold.master.run import AwayMember, BrokenLink, EpochChange, Group, LaneCount, Peer, Run
 from ringfold.master.states import EpochPhase, Membership
-from ringfold.master.verdicts import Cause, Collector, broken_edge, joining, lost, summary
+from ringfold.master.verdicts import Cause, Collector, broken_edge, joining, kind_of, lost, summary
 from ringfold.topology.ring import Edge, by_hosts, edges_of, ring_order, with_newcomers
 from ringfold.units import MS
 from ringfold.wire.diagnostics import list_peers
@@ -45,7 +45,15 @@ from ringfold.wire.messages import (
     SealedOp,
     Verdict,
 )
-from ringfold.wire.notices import EdgeBad, EpochInstalled, EpochRecorded, EpochSealing, PeerGone
+from ringfold.wire.notices import (
+    EdgeBad,
+    EpochCause,
+    EpochInstalled,
+    EpochRecorded,
+    EpochSealing,
+    EvictionCause,
+    PeerGone,
+)
 from ringfold.wire.proof import derive
 
 Decide = Callable[[Mapping[PeerId, Sequence[SealedOp]], Sequence[Cause]], list[Verdict]]
@@ -70,7 +78,9 @@ class Epochs:
         change = group.change
         if change is None:
             change = group.change = EpochChange(since_ns=now)
-        change.causes += [Cause(self._run.add_names_to_reason(cause.reason), cause.op) for cause in causes]
+        change.causes += [
+            Cause(self._run.add_names_to_reason(cause.reason), cause.op, kind=cause.kind) for cause in causes
+        ]
         if group.phase is not EpochPhase.SEALING:
             self._seal(now, group, change)
         return change
@@ -87,14 +97,14 @@ class Epochs:
         self._run.remove(peer, "lost", reason, None)
         self._without(now, peer, f"was lost: {reason}")
 
-    def evict(self, now: Ns, peer: Peer, reason: str, text: str = "", *, on_request: bool = False) -> None:
+    def evict(self, now: Ns, peer: Peer, cause: EvictionCause, reason: str, text: str = "") -> None:
         """Evict the peer. `text` is the reason for its own program, if that is longer."""
-        self._run.remove(peer, "evicted", reason, Evicted(text or reason, on_request=on_request))
+        self._run.remove(peer, "evicted", reason, Evicted(text or reason, on_request=cause == "request"), cause)
         self._without(now, peer, f"was evicted: {reason}")
 
     def evict_for_call(self, now: Ns, peer: Peer, reason: str, text: str) -> None:
         """Evict a peer whose program is at fault; `text` is the reason for its own program."""
-        self._run.remove(peer, "evicted", reason, Evicted(text, for_call=True))
+        self._run.remove(peer, "evicted", reason, Evicted(text, for_call=True), "call")
         self._without(now, peer, f"was evicted: {reason}")
 
     def leave(self, now: Ns, peer: Peer, message: Leave) -> None:
@@ -106,21 +116,21 @@ class Epochs:
             if peer.is_member:
                 _release_state(group, [peer])
             self._run.remove(peer, "left", "it sent Leave", Left())
-            self._without(now, peer, "left")
+            self._without(now, peer, "left", "left")
         elif peer.membership is not Membership.LEAVING:
             peer.enter(Membership.LEAVING)
-            self.begin(now, group, lost(peer.id, "leaves"))
+            self.begin(now, group, lost(peer.id, "leaves", "left"))
 
-    def _without(self, now: Ns, peer: Peer, how: str) -> None:
+    def _without(self, now: Ns, peer: Peer, how: str, kind: EpochCause = "lost") -> None:
         group = self._run.groups[peer.group]
         if peer.id in group.ring:
-            self.begin(now, group, lost(peer.id, how))
+            self.begin(now, group, lost(peer.id, how, kind))
 
     def give_up(self, now: Ns, peer: PeerId, away: AwayMember, how: str) -> None:
         """A member did not return to this master."""
         del self._run.away[peer]
         self._run.left_last = False
-        self._run.notify(PeerGone(peer, away.member.name, "evicted", how))
+        self._run.notify(PeerGone(peer, away.member.name, "evicted", how, "away"))
         self.begin(now, self._run.groups[away.group], lost(peer, how))
 
     def all_returned(self, now: Ns, group: Group, newcomers: set[PeerId]) -> None:
@@ -168,7 +178,7 @@ class Epochs:
         if not members:
             return
         reason = summary(change.causes)
-        self._run.notify(EpochSealing(group.id, group.epoch, reason))
+        self._run.notify(EpochSealing(group.id, group.epoch, reason, kind_of(change.causes)))
         seal = Seal(group.epoch, reason)
         for member in members:
             self._run.send(member, seal)
@@ -327,7 +337,7 @@ class Epochs:
                 return ring
             worst = group.edges.worst(candidates, change.blame)
             shown = ", ".join(f"{a} - {b}" for a, b in group.edges.bad_pairs() if {a, b} <= set(candidates))
-            self.evict(now, self._run.peers[worst], f"no ring without the bad edges {shown} exists")
+            self.evict(now, self._run.peers[worst], "links", f"no ring without the bad edges {shown} exists")
 
     # Attaching
 
@@ -397,7 +407,7 @@ class Epochs:
         worst = group.edges.worst(members, change.blame)
         change.failed_proposals = 0
         reason = f"{self._settings.max_proposals} proposals in a row failed, most of them at its edges"
-        self.evict(now, self._run.peers[worst], reason)
+        self.evict(now, self._run.peers[worst], "links", reason)
 
     # Time
 
@@ -416,7 +426,7 @@ class Epochs:
         limit = f"seal_ms {self._settings.seal_ms}" if sealing else f"attach_ms {self._settings.attach_ms}"
         reason = f"it did not {'seal' if sealing else 'attach'} epoch {group.epoch} in time ({limit})"
         for peer in self.missing(group):
-            self.evict(now, self._run.peers[peer], reason)
+            self.evict(now, self._run.peers[peer], "epoch", reason)
 
     def _judge_lost_links(self, now: Ns, group: Group) -> None:
         grace = self._settings.link_grace_ms * MS

@@ -69,7 +69,7 @@ from ringfold.wire.messages import (
 
 FORMAT = 1
 NO_JOURNAL = "it holds no journal of a master: "
-MASTER_CHANGED = Cause(Reason("edge", "the master changed"))
+MASTER_CHANGED = Cause(Reason("edge", "the master changed"), kind="master")
 NEVER = 1 << 62
 LINKS_EVERY_NS = 30_000 * MS
 MAX_LINKS = 8_192

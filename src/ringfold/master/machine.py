@@ -86,7 +86,7 @@ from ringfold.master.run import Connection, Peer, Run
 from ringfold.master.settings import MasterSettings
 from ringfold.master.stalls import Watchdog
 from ringfold.master.states import EpochPhase, Membership
-from ringfold.master.status import render_status, render_waiting
+from ringfold.master.status import all_links, render_status, render_waiting, ring_links
 from ringfold.master.syncs import Syncs
 from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
@@ -234,7 +234,7 @@ class Master:
         lifecycle.settle(self._run)
         waiting = list(self._run.peers.values()) if (refusal := lifecycle.refusal(self._run)) else []
         for peer in waiting:
-            self._epochs.evict(now, peer, refusal)
+            self._epochs.evict(now, peer, "run_over", refusal)
         return bool(waiting)
 
     def journal(self) -> Journal:
@@ -266,12 +266,13 @@ class Master:
         due = self._probing.next_deadline_ns()
         return None if due is None else due + now_ns - self._clock.peek(now_ns)
 
-    def status(self, now_ns: Ns) -> Status:
-        """The whole run, for `ringfold status`."""
+    def status(self, now_ns: Ns, *, only_ring_links: bool = False) -> Status:
+        """The whole run, for `ringfold status`; on request only with the links of its rings."""
         uptime_ms = (now_ns - self._started_ns) // MS
         now = self._clock.peek(now_ns)
         waiting = render_waiting(self._run, self._epochs, self._watchdog, now)
-        return render_status(self._run, waiting, now, self.fence, uptime_ms, self._leader)
+        links = ring_links(self._run, now) if only_ring_links else all_links(self._run, now)
+        return render_status(self._run, waiting, links, now, self.fence, uptime_ms, self._leader)
 
     def waiting(self, now_ns: Ns) -> list[Waiting]:
         """Everything that peers wait for: which peers wait, which are missing, and for how long."""
@@ -406,7 +407,7 @@ class Master:
             self._run.out.append(SendMessage(connection.id, EvictResponse(False, self._run.add_names(chosen))))
             return
         why, name = eviction_reasons(request), chosen.member.name
-        self._epochs.evict(now, chosen, *why, on_request=True)
+        self._epochs.evict(now, chosen, "request", *why)
         text = f"{self._run.add_names(f'peer {chosen.id}')} is evicted; it may join again"
         self._run.out.append(SendMessage(connection.id, EvictResponse(True, text, chosen.id, name)))
 
@@ -518,7 +519,7 @@ class Master:
             self._run.notify(
                 ConnectionDropped(self._run.add_names(f"peer {peer.id}") + f" at {connection.remote}", reason)
             )
-            self._epochs.evict(now, peer, reason)
+            self._epochs.evict(now, peer, "protocol", reason)
 
     def _close(self, now: Ns, conn: Conn, reason: str) -> None:
         connection = self._run.connections.get(conn)
@@ -655,7 +656,7 @@ class Master:
     def _check_silence(self, now: Ns, peer: Peer) -> None:
         reason = evict_reason(now, peer.last_received_ns, peer.last_echo_ns, self.settings.liveness)
         if reason is not None:
-            self._epochs.evict(now, peer, reason)
+            self._epochs.evict(now, peer, "silent", reason)
             return
         silence = silent_ms(now, peer.last_received_ns, peer.last_echo_ns)
         was, peer.suspected = peer.suspected, is_suspected(silence, self.settings.liveness)

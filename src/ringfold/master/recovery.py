@@ -130,7 +130,7 @@ class Recovery:
             for peer, away in sorted(self._run.away.items()):
                 known = self._run.peers.get(peer)
                 if known is not None:
-                    self._epochs.evict(now, known, how)
+                    self._epochs.evict(now, known, "away", how)
                 else:
                     self._epochs.give_up(now, peer, away, how)
 
@@ -182,7 +182,7 @@ class Recovery:
         ):
             # The others have the result, and have gone on: the old master had evicted this peer from the sync, and
             # was lost before a record said so.
-            self._epochs.evict(now, peer, "its sync finished without it before the master changed")
+            self._epochs.evict(now, peer, "away", "its sync finished without it before the master changed")
 
     def _known_result(self, peer: PeerId, ballot: int) -> CallDone | CallFailed | None:
         for answer in (answer for sent in self._returned.values() for answer in sent.answers):

@@ -66,7 +66,7 @@ from ringfold.wire.messages import (
     VoteWithdrawn,
     World,
 )
-from ringfold.wire.notices import CallRefused, Notice, PeerGone
+from ringfold.wire.notices import CallRefused, EvictionCause, Notice, PeerGone
 from ringfold.wire.probing import NodeId
 from ringfold.wire.status import Progress
 
@@ -640,7 +640,12 @@ class Run:
             self.drop_connection(self.connections[peer.guardian], None, f"peer {peer.id} is gone")
 
     def remove(
-        self, peer: Peer, how: Literal["left", "lost", "evicted"], reason: str, farewell: FromMaster | None
+        self,
+        peer: Peer,
+        how: Literal["left", "lost", "evicted"],
+        reason: str,
+        farewell: FromMaster | None,
+        cause: EvictionCause | None = None,
     ) -> None:
         """Take a peer out of all tables. `epochs.py` decides what this means for its epoch."""
         connection = self.connections.get(peer.conn)
@@ -673,4 +678,4 @@ class Run:
             group.sync.ballots.pop(peer.id, None)
             group.sync.holders.discard(peer.id)
             group.sync.unfinished.discard(peer.id)
-        self.notify(PeerGone(peer.id, peer.member.name, how, reason))
+        self.notify(PeerGone(peer.id, peer.member.name, how, reason, cause))

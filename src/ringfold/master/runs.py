@@ -170,6 +170,11 @@ class Runs:
         """What must be written first for each run: its raised fence."""
         return {name: served.machine.journal() for name, served in self._served.items() if served.machine is not None}
 
+    def statuses(self, now_ns: Ns) -> list[Status]:
+        """The statuses of all runs that have a machine and were ever used, with the links of their rings only."""
+        machines = [served.machine for _, served in sorted(self._served.items()) if served.machine is not None]
+        return [machine.status(now_ns, only_ring_links=True) for machine in machines if machine.is_used]
+
     def machine_of(self, name: str) -> Master | None:
         served = self._served.get(name)
         return None if served is None else served.machine

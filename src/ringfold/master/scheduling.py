@@ -56,6 +56,11 @@ class FrameScheduler:
         return None
 
     @property
+    def waiting(self) -> int:
+        """How many connections have frames left."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
     def is_over(self) -> bool:
         """Whether no connection waits."""
         return not self._waiting

@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import assert_never
 
@@ -64,7 +65,7 @@ from ringfold.master.runs import Routed, Runs
 from ringfold.master.scheduling import FrameScheduler
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
-from ringfold.runtime import asyncio_support
+from ringfold.runtime import asyncio_support, threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, unix_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.runtime.process import close_on_fork, keep_on_fork, run_in_subprocess
@@ -86,6 +87,7 @@ from ringfold.wire.messages import FromMaster, GroupId, Refused
 from ringfold.wire.notices import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.probing import RoundReport
 from ringfold.wire.proof import NONCE_BYTES
+from ringfold.wire.status import RunInfo, Status
 
 TICK_S, MIN_TICK_S = 0.05, 0.001
 LEASE_S = 3.0
@@ -102,6 +104,22 @@ KEEP_ALIVE_S = 60
 """Peers and nodes have heartbeats; this is for commands."""
 MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """A peer with a longer send queue does not read, and is disconnected."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterFacts:
+    """A master and its runs at one instant, for metrics. A master that does not lead has no runs."""
+
+    leads: bool
+    infos: list[RunInfo]
+    statuses: list[Status]
+    """With the links of rings only."""
+    frames_waiting: int
+    """Connections whose frames wait for their turn."""
+    effects_waiting: int
+    """Messages and other effects that wait for a write of the journal."""
+    bytes_waiting: int
+    """What clients have not read yet."""
 
 
 class ClientProtocol(asyncio.Protocol):
@@ -223,13 +241,15 @@ class MasterServer:
         lease_s: float = LEASE_S,
         *,
         alone: bool = False,
+        on_run_notice: Callable[[str, Notice], None] | None = None,
     ) -> None:
         self._listen = [split_address(address) for address in listen]
         if not self._listen:
             raise ConfigError("the master needs an address to listen on")
         for host, _ in self._listen:
             check_exposure(host, token, insecure=insecure)
-        self._on_notice = on_notice
+        self._on_notice, self._on_run_notice = on_notice, on_run_notice
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._log_limit = LogRateLimiter()
         self._export = settings.export
         self._rounds: ProbeLog | None = None
@@ -274,7 +294,7 @@ class MasterServer:
         Raises OSError if it cannot listen, ConfigError if it cannot write the results of rounds, and StoreError
         if the journal's store cannot be opened.
         """
-        self._stopping = asyncio.Event()
+        self._stopping, self._loop = asyncio.Event(), asyncio.get_running_loop()
         ticking: asyncio.Task[None] | None = None
         leading: asyncio.Task[None] | None = None
         store: StoreClient | None = None
@@ -614,6 +634,8 @@ class MasterServer:
                 log.round(notice.summary)
             if self._on_notice is not None:
                 self._on_notice(notice)
+            if self._on_run_notice is not None:
+                self._on_run_notice(run, notice)
         except Exception:
             _log.exception("an observer failed at %r", notice)
 
@@ -644,6 +666,32 @@ class MasterServer:
         timer = asyncio.get_running_loop().call_later(FLUSH_S, transport.abort)
         self._closing[transport] = timer
         transport.close()
+
+    # Metrics
+
+    def facts(self, timeout_s: float) -> MasterFacts:
+        """The facts of this instant, for another thread than the server's own. TimeoutError if its loop is too busy,
+        or does not run."""
+        if self._loop is None:
+            raise TimeoutError
+        pending: threads.PendingCall[MasterFacts] = threads.PendingCall()
+        try:
+            self._loop.call_soon_threadsafe(pending.run, self._facts)
+        except RuntimeError:  # the loop is closed
+            raise TimeoutError from None
+        return pending.result(timeout_s)
+
+    def _facts(self) -> MasterFacts:
+        runs = self._runs
+        transports = [client.transport for client in self._clients.values() if client.transport is not None]
+        return MasterFacts(
+            leads=runs is not None,
+            infos=[] if runs is None else runs.infos(),
+            statuses=[] if runs is None else runs.statuses(monotonic_ns()),
+            frames_waiting=self._scheduler.waiting,
+            effects_waiting=sum(len(outbox.waiting()) for outbox in self._outboxes.values()),
+            bytes_waiting=sum(transport.get_write_buffer_size() for transport in transports),
+        )
 
     # Clients
 

@@ -523,7 +523,7 @@ class Watchdog:
         self._run.notify(PeersStalled(group, stall.missing, late, waiting, stall.what, waited_ms, limit))
         reason, text = eviction_texts(stall, waited_ms, limit)
         for peer in peers:
-            self._epochs.evict(now, peer, reason, self._run.add_names(text))
+            self._epochs.evict(now, peer, "stalled", reason, self._run.add_names(text))
 
     def _judge_overdue(self, now: Ns, stalls: Sequence[Stall]) -> None:
         """Ops whose callers timed out: absent members are evicted as soon as they have no excuse.

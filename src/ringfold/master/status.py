@@ -16,7 +16,8 @@ from ringfold.master.stalls import StallDecision, WaitKey, Watchdog
 from ringfold.master.syncs import left_ms
 from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
-from ringfold.topology.ring import edges_of
+from ringfold.topology.links import LinkBandwidth
+from ringfold.topology.ring import Edge, edges_of
 from ringfold.units import MS
 from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.frames import Announced
@@ -28,17 +29,20 @@ MAX_LINKS_SHOWN = 4_096
 _RUN_WIDE: tuple[VoteKind, ...] = ("update", "pending", "optimize")
 
 
-def render_status(run: Run, waiting: list[Waiting], now: Ns, fence: int, uptime_ms: int, leader: str = "") -> Status:
+def render_status(
+    run: Run, waiting: list[Waiting], links: list[LinkStatus], now: Ns, fence: int, uptime_ms: int, leader: str = ""
+) -> Status:
+    states = {number: _op_states(run, group) for number, group in run.groups.items()}
     return Status(
         fence=fence,
         uptime_ms=uptime_ms,
         registrations=run.registrations,
         epochs=run.epochs,
         world=run.world(),
-        peers=[_peer(run, now, peer) for peer in run.peers.values()],
+        peers=[_peer(run, now, peer, states[peer.group]) for peer in run.peers.values()],
         groups=[_group(group) for _, group in sorted(run.groups.items()) if group.ring or group.change],
         waiting=waiting,
-        links=_links(run, now),
+        links=links,
         known_links=len(run.links),
         leader=leader,
         run=run.name,
@@ -64,8 +68,8 @@ def _with_eviction(waiting: Waiting, now: Ns, decision: StallDecision | None) ->
     return replace(waiting, eviction=text, evict_in_ms=left_ms)
 
 
-def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
-    states, facts = _op_states(run, run.groups[peer.group]), facts_of(run, peer)
+def _peer(run: Run, now: Ns, peer: Peer, states: Mapping[tuple[int, int], CollectiveState]) -> PeerStatus:
+    facts = facts_of(run, peer)
     ops = [CollectiveStatus(op.tag, op.sequence, states[op.tag, op.sequence], op.age_ms) for op in run.announced(peer)]
     return PeerStatus(
         peer=peer.id,
@@ -176,14 +180,31 @@ def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
     yield Waiting(f"optimize_topology: {stage}", sorted(going.ballots), late, (now - going.since_ns) // MS)
 
 
-def _links(run: Run, now: Ns) -> list[LinkStatus]:
-    newest = sorted(run.links.entries(), key=lambda item: (-item[1].at_ns, item[0]))[:MAX_LINKS_SHOWN]
+def ring_links(run: Run, now: Ns) -> list[LinkStatus]:
+    """What is known of the links of all rings."""
     links = []
-    for edge, entry in newest:
-        age_ms, probed = max(0, now - entry.at_ns) // MS, run.delays.get(edge)
-        delay_us = entry.delay_us if probed is None else probed.delay_us
-        loss = None if probed is None else probed.loss
-        links.append(LinkStatus(*edge, entry.bytes_per_s, delay_us, age_ms, entry.source, loss))
+    for _, group in sorted(run.groups.items()):
+        for edge in edges_of(group.ring):
+            entry, probed = run.links.get(*edge), run.delays.get(edge)
+            if entry is not None:
+                links.append(_link(run, now, edge, entry))
+            elif probed is not None:
+                age_ms = max(0, now - probed.at_ns) // MS
+                links.append(LinkStatus(*edge, 0.0, probed.delay_us, age_ms, "probed", probed.loss))
+    return links
+
+
+def _link(run: Run, now: Ns, edge: Edge, entry: LinkBandwidth) -> LinkStatus:
+    age_ms, probed = max(0, now - entry.at_ns) // MS, run.delays.get(edge)
+    delay_us = entry.delay_us if probed is None else probed.delay_us
+    loss = None if probed is None else probed.loss
+    return LinkStatus(*edge, entry.bytes_per_s, delay_us, age_ms, entry.source, loss)
+
+
+def all_links(run: Run, now: Ns) -> list[LinkStatus]:
+    """What is known of all links, the newest first."""
+    newest = sorted(run.links.entries(), key=lambda item: (-item[1].at_ns, item[0]))[:MAX_LINKS_SHOWN]
+    links = [_link(run, now, edge, entry) for edge, entry in newest]
     for (a, b), probed in run.delays.pairs().items():
         age_ms = max(0, now - probed.at_ns) // MS
         unrated = [edge for edge in ((a, b), (b, a)) if run.links.get(*edge) is None]

@@ -314,7 +314,7 @@ class Topology:
 
     def _change_ring(self, now: Ns, group: Group, ring: list[PeerId], why: str) -> None:
         group.wanted_ring = ring
-        self._epochs.begin(now, group, Cause(Reason("edge", f"a better ring ({why})")))
+        self._epochs.begin(now, group, Cause(Reason("edge", f"a better ring ({why})"), kind="ring"))
 
     def _figures(self, group: Group) -> tuple[Figure, Figure, Collection[Edge]]:
         """The rate and the delay of every link of the group, and which links are known."""

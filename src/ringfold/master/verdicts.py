@@ -35,6 +35,7 @@ from ringfold.wire.descriptor import fingerprint
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import Done, Evidence
 from ringfold.wire.messages import Epoch, OpRef, PeerId, Reason, SealedOp, Verdict, is_before
+from ringfold.wire.notices import EPOCH_CAUSES, EpochCause
 
 MAX_OPEN_OPS = 65_536
 """Far more ops than a program has in flight: no correct peer opens more."""
@@ -131,6 +132,7 @@ class Cause(Struct, frozen=True):
     reason: Reason
     op: OpRef | None = None
     descriptor: bytes = b""
+    kind: EpochCause = "call"
 
 
 def decide(seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
@@ -185,16 +187,24 @@ def summary(causes: Sequence[Cause]) -> str:
     return "; ".join(texts[:MAX_CAUSES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def lost(peer: PeerId, how: str) -> Cause:
+def kind_of(causes: Sequence[Cause]) -> EpochCause:
+    """The kind that explains most."""
+    kinds = {cause.kind for cause in causes}
+    return next(kind for kind in EPOCH_CAUSES if kind in kinds)
+
+
+def lost(peer: PeerId, how: str, kind: EpochCause = "lost") -> Cause:
     """A member is gone; `how` is the rest of the sentence."""
-    return Cause(Reason("lost", f"peer {peer} {how}", [peer]))
+    return Cause(Reason("lost", f"peer {peer} {how}", [peer]), kind=kind)
 
 
 def broken_edge(source: PeerId, target: PeerId, how: str) -> Cause:
-    return Cause(Reason("edge", f"the link from peer {source} to peer {target} failed: {how}", [source, target]))
+    return Cause(
+        Reason("edge", f"the link from peer {source} to peer {target} failed: {how}", [source, target]), kind="link"
+    )
 
 
 def joining(newcomers: Iterable[PeerId]) -> Cause:
     """An admission. No op is in flight then, so its reason is for people only."""
     joining = sorted(newcomers)
-    return Cause(Reason("edge", f"{list_peers(joining)} {'joins' if len(joining) == 1 else 'join'}"))
+    return Cause(Reason("edge", f"{list_peers(joining)} {'joins' if len(joining) == 1 else 'join'}"), kind="joined")

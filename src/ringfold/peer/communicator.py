@@ -99,6 +99,17 @@ class Communicator:
         assert admission is not None, "a communicator exists only after the join"
         self._note_call(admission.call, admission.world.groups)
 
+    def _at_end(self, callback: Callable[[], None]) -> None:
+        """Call it once when this peer has left the run for good, and everything else is closed."""
+        before = self._session.at_end
+
+        def end() -> None:
+            if before is not None:
+                before()
+            callback()
+
+        self._session.at_end = end
+
     def _note_call(self, call: int, groups: int) -> None:
         """A run-wide call has changed members or rings, or this peer has joined: questions are counted from here."""
         with self._asking:

@@ -57,7 +57,7 @@ class JoinRequest:
 
 def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Communicator:
     """Join the run, and return when this peer is a member of a group. `at_end` is called when everything is closed."""
-    settings = _settings(request)
+    settings = settings_of(request)
     recording = _recording(request, settings)
 
     def end() -> None:
@@ -93,7 +93,8 @@ def _recording(request: JoinRequest, settings: config.Resolved) -> Recording:
 _PROBE: Mapping[bool | str | None, str | None] = {True: "on", False: "off", "listen": "listen", None: None}
 
 
-def _settings(request: JoinRequest) -> config.Resolved:
+def settings_of(request: JoinRequest) -> config.Resolved:
+    """The settings, with the arguments of `ringfold.join`."""
     if request.group < 0:
         raise ConfigError(f"a group is a number from 0 on, not {request.group}")
     return config.load(

@@ -9,6 +9,7 @@ The program's report travels in the next heartbeat, at most once in `REPORT_NS`:
 
 import math
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from ringfold.wire.events import (
 from ringfold.wire.frames import MAX_REPORT_BYTES, encode_progress
 from ringfold.wire.messages import PeerId
 from ringfold.wire.notices import Notice
-from ringfold.wire.status import Progress
+from ringfold.wire.status import DURATION_BOUNDS_US, Progress
 
 REPORT_NS = 250 * MS
 CLOCK_EVERY_NS = 2 * S
@@ -156,6 +157,9 @@ class Recording:
         self._reported_ns = 0
         self._reported_live = 0
         self._step: _Step | None = None
+        self.step_durations = [0] * (len(DURATION_BOUNDS_US) + 1)
+        """How many steps took how long, by the classes of op durations, and the sum of all."""
+        self.step_ns = 0
         self._recorder = self._new_recorder()
 
     def attach(self, engine: OpSource, clock: GlobalClock) -> None:
@@ -205,6 +209,9 @@ class Recording:
         if step is None:
             return
         self._steps_since += 1
+        took_ns = monotonic_ns() - step.began_ns
+        self.step_ns += took_ns
+        self.step_durations[bisect_left(DURATION_BOUNDS_US, took_ns / 1_000)] += 1
         if self._step_thinning.keeps(step.number):
             self._recorder.emit(step.event(), is_stamped=False)
         else:
@@ -249,6 +256,18 @@ class Recording:
                 events_dropped=self._recorder.dropped + self._lost_ops,
             )
             self._engine.set_report(encode_progress(progress))
+
+    @property
+    def progress(self) -> Progress:
+        """What the program reports, as of now, without events."""
+        offset_ns, error_ns = self._clock_offset()
+        dropped = self._recorder.dropped + self._lost_ops
+        return replace(self._progress, clock_offset_ns=offset_ns, clock_error_ns=error_ns, events_dropped=dropped)
+
+    def serves_metrics(self, address: str) -> None:
+        """The program's report has this address from now on."""
+        self._progress = replace(self._progress, metrics=address)
+        self.report(at_once=True)
 
     def _clock_offset(self) -> tuple[int, int] | tuple[None, None]:
         if self._clock is None:

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -25,6 +26,12 @@ def start(name: str, target: Callable[[], None], *, daemon: bool = True) -> Thre
 def pause(seconds: float) -> None:
     """Sleep. Ctrl-C interrupts it."""
     Event().wait(seconds)
+
+
+def yield_gil() -> None:
+    """Let other threads of this process run first. For long work in Python beside a thread that must not wait for it:
+    without this, that thread gets the GIL after 5 ms."""
+    time.sleep(2e-5)  # of zero, this thread would have the GIL again before the other one has woken up
 
 
 def is_current(thread: Thread | None) -> bool:

@@ -1,6 +1,6 @@
 """Notices: what the rooms report to observers, for logs, `status`, metrics and traces. `str()` is the log line."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct, structs
 
@@ -9,6 +9,15 @@ from ringfold.wire.messages import Divergence, Epoch, GroupId, PeerId, Rollback
 from ringfold.wire.probing import EdgeFit, EdgeView, RoundId, RoundSummary
 
 Level = Literal["debug", "info", "warning", "error"]
+EvictionCause = Literal["silent", "stalled", "call", "request", "protocol", "links", "epoch", "away", "run_over"]
+EVICTION_CAUSES: tuple[EvictionCause, ...] = get_args(EvictionCause)
+"""Why a peer is evicted: it was silent; it stalled the others; it called something else; somebody requested it; it
+broke the protocol; no ring without its links worked; it did not seal or attach an epoch in time; it did not return to a
+new master; its run is over."""
+EpochCause = Literal["lost", "left", "joined", "master", "ring", "link", "call"]
+EPOCH_CAUSES: tuple[EpochCause, ...] = get_args(EpochCause)
+"""Why an epoch ends, the first one that applies: a member was lost or evicted; a member left; peers join; the master
+changed; a better ring was found; a link failed; an op failed by its call."""
 
 
 class Notice(Struct, frozen=True, tag_field="event"):
@@ -91,6 +100,8 @@ class PeerGone(Notice, frozen=True, tag="peer_gone"):
     name: str
     how: Literal["left", "lost", "evicted"]
     reason: str
+    cause: EvictionCause | None = None
+    """Of an eviction."""
 
     @property
     def level(self) -> Level:
@@ -228,6 +239,7 @@ class EpochSealing(Notice, frozen=True, tag="epoch_sealing"):
     group: GroupId
     epoch: Epoch
     reason: str
+    cause: EpochCause | None = None
 
     def __str__(self) -> str:
         return f"group {self.group}: epoch {self.epoch} is sealed: {self.reason}"
@@ -248,6 +260,8 @@ class EpochRecorded(Notice, frozen=True, tag="epoch_recorded"):
 
 
 class EpochInstalled(Notice, frozen=True, tag="epoch_installed"):
+    """The epoch runs at all members, `took_ms` after the first of the causes for which the one before was sealed."""
+
     group: GroupId
     epoch: Epoch
     took_ms: int

@@ -37,6 +37,12 @@ def run_token(token: bytes, run: str) -> bytes:
     return token if not token or run == DEFAULT_RUN else prove(token, "run", run.encode())
 
 
+def viewer_token(token: bytes) -> str:
+    """The token for clients that only look: who has it cannot join, because the join token does not follow from it.
+    Empty without a join token."""
+    return prove(token, "viewer").hex() if token else ""
+
+
 def derive(secret: bytes, purpose: str, *numbers: int) -> bytes:
     """Derive a secret for one purpose, so that a run needs randomness once."""
     return prove(secret, purpose, *(number.to_bytes(8, "little") for number in numbers))

@@ -93,6 +93,8 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     events: list[bytes] = []
     first_event: int = 0
     events_dropped: int = 0
+    metrics: str = ""
+    """The address at which this peer serves metrics; empty: it serves none."""
 
 
 class PeerStatus(Struct, frozen=True):
