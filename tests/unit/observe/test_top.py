@@ -33,7 +33,7 @@ SIZES = [(80, 24), (160, 50)]
 
 
 def sample(number: int, at: int, late: int = 0) -> PeerStatus:
-    """A peer after `at` looks. The one that is `late` begins its ops last, waits the least, and is 4 steps behind."""
+    """A peer after `at` looks. The one that is `late` begins its ops last, waits the least, and is 8 steps behind."""
     waited_ns = at * (20_000_000 if number == late else 300_000_000)
     totals = OpTotals(
         10 * at,
@@ -46,7 +46,7 @@ def sample(number: int, at: int, late: int = 0) -> PeerStatus:
         at * (100_000_000 if number == late else 400_000_000),
         waited_ns,
     )
-    step = max(0, 3 * at - 4 * (number == late))
+    step = max(0, 3 * at - 8 * (number == late))
     progress = Progress("0.1.0", step, step, True, {"loss": 3.0 / (at + 1)}, 1_000, 500)
     return peer(number, name=f"host-{number:03}:4711", committed_ops=10 * at, totals=totals, progress=progress)
 
