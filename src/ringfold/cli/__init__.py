@@ -42,6 +42,7 @@ COMMANDS = (
     Command("events", "Show what happened in a run: from a master, or from a run directory.", "events"),
     Command("dashboard", "Serve a web page that shows runs live.", "dashboard"),
     Command("replay", "Show finished runs on the same page, with a time slider.", "replay"),
+    Command("top", "Show a run on the terminal, live, with keys to sort and to look at one peer.", "top"),
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
     Command("report", "Write one HTML page about a run: what happened, what it cost, who was slow.", "report"),
