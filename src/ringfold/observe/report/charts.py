@@ -50,6 +50,7 @@ def marks_of(summary: Summary) -> list[Mark]:
         (number, incident)
         for number, incident in enumerate(summary.incidents, 1)
         if incident.kind not in ("begun", "ended", "note")
+        and (incident.kind != "joined" or incident.at_s >= (summary.first_step_s or 0.0))
     ]
     numbered = len(found) <= MAX_NUMBERED
     return [Mark(number if numbered else 0, incident.at_s, tone(incident), incident.text) for number, incident in found]

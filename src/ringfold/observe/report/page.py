@@ -96,7 +96,7 @@ def _head_figures(summary: Summary) -> list[tuple[str, str, str]]:
         peers = f"{summary.fewest_peers} to {summary.most_peers}"
     found.append(("peers", peers, times(summary.epochs, "epoch")))
     broke = sum(charts.tone(one) in ("bad", "warn") for one in summary.incidents)
-    joined = sum(one.kind == "joined" for one in summary.incidents)
+    joined = sum(one.kind == "joined" and one.at_s >= (summary.first_step_s or 0.0) for one in summary.incidents)
     found.append(("disturbances", f"{broke}", f"and {times(joined, 'join')}"))
     if summary.costs.paused_s is not None:
         share = percent(summary.costs.paused_s / summary.seconds) if summary.seconds else ""
@@ -275,14 +275,15 @@ def _slow_steps(summary: Summary) -> str:
             f"{slow.step:,}",
             text(duration_text(slow.at_s)),
             text(duration_text(slow.took_s)),
-            text(number_text(slow.took_s / summary.step_median_s) + " times" if summary.step_median_s else ""),
-            text(f"{slow.peer} ({names.get(slow.peer, '')}): {duration_text(slow.own_s)}"),
+            text(f"{slow.took_s / summary.step_median_s:.3g} x" if summary.step_median_s else ""),
+            "" if slow.incident else text(f"{slow.peer} ({names.get(slow.peer, '')}), {duration_text(slow.own_s)}"),
             text(slow.incident),
         )
         for slow in summary.slow_steps
     ]
-    columns = ("step", "ended at", "took", "the median", "most own work", "incident meanwhile")
-    return table("Steps that took more than twice the median.", columns, rows, "nnnn w")
+    columns = ("step", "ended at", "took", "of the median", "most own work", "meanwhile")
+    caption = "Steps that took more than twice the median. Most own work: the peer that was longest without an op."
+    return table(caption, columns, rows, "nnnnkw", cards=True)
 
 
 # Ops, links, clocks

@@ -103,7 +103,7 @@ class _Builder:
         collector, ops, history = self._collector, self._collector.ops, self._history
         usual_us = ops.step_times.quantile(0.5)
         incidents = IncidentList()
-        incidents.gather(self._events, history, ops.gaps, usual_us * US, self._began_ns, ops.repeated_steps)
+        incidents.gather(self._events, history, ops, self._began_ns)
         sizes = self._sizes()
         ended = [event.notice.how for event in self._events if isinstance(event.notice, RunEnded)]
         count = 0 if ops.first_step is None or ops.last_step is None else ops.last_step - ops.first_step + 1

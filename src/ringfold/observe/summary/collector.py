@@ -180,6 +180,7 @@ class _Reader:
                 self._be_peer(notice.peer, notice.group, event.stamp.at)
             case EpochRuns():
                 self._ops.belongs_to(self._peer, notice.group, event.stamp.at)
+                collector.ops.ring_sizes[notice.group, notice.epoch] = len(notice.ring)
             case OpsLeftOut():
                 collector.ops.ops_left_out += notice.ops
                 collector.ops.steps_left_out += notice.steps

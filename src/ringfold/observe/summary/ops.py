@@ -110,6 +110,7 @@ class OpTally:
         self.gaps: dict[tuple[GroupId, Epoch, Epoch], Gap] = {}
         self._pending: dict[OpKey, PendingOp] = {}
         """In the order of their first reports."""
+        self.ring_sizes: dict[tuple[GroupId, Epoch], int] = {}
         self.step_times = LogHistogram()
         """In microseconds."""
         self.step_series = ThinnedSeries()
@@ -143,6 +144,8 @@ class OpTally:
                 oldest = next(iter(self._pending))
                 self._compare(self._pending.pop(oldest))
         pending.reports.append(report)
+        if len(pending.reports) == self.ring_sizes.get(key[:2], 0):
+            self._compare(self._pending.pop(key))
 
     def _compare(self, op: PendingOp) -> None:
         """All members of an op end it at nearly the same time. So it was shortest at the one that began last, and what
