@@ -50,6 +50,7 @@ def marks_of(summary: Summary) -> list[Mark]:
         (number, incident)
         for number, incident in enumerate(summary.incidents, 1)
         if incident.kind not in ("begun", "ended", "note")
+        and (incident.kind != "joined" or incident.at_s >= (summary.first_step_s or 0.0))
     ]
     numbered = len(found) <= MAX_NUMBERED
     return [Mark(number if numbered else 0, incident.at_s, tone(incident), incident.text) for number, incident in found]
@@ -321,9 +322,8 @@ def _hovers(plot: _TimePlot, points: Sequence[SeriesPoint], unit: str) -> None:
 
 WORK_PARTS = (
     ("own", "own work"),
-    ("waited", "waiting for others to begin"),
-    ("moved", "transfer and reduction"),
-    ("commit", "waiting for the commit"),
+    ("waited", "waiting for the last to begin"),
+    ("moved", "the op itself"),
     ("sync", "admissions and syncs"),
 )
 
@@ -361,8 +361,8 @@ def _share(svg: Svg, x1: float, x2: float, y: float, text: str, kind: str) -> No
         svg.text((x1 + x2) / 2, y + 14, text, f"on-{kind}", "middle")
 
 
-def _parts_of(work: PeerWork) -> tuple[float, float, float, float, float]:
-    return work.own_s, work.waited_s, work.moved_s, work.commit_s, work.sync_s
+def _parts_of(work: PeerWork) -> tuple[float, float, float, float]:
+    return work.own_s, work.waited_s, work.moved_s, work.sync_s
 
 
 # Ops
@@ -482,7 +482,6 @@ def clock_chart(summary: Summary, clocks: Sequence[ClockFigures], width: int) ->
     return svg.done()
 
 
-def share_bar(share: float, expected: float = 0.0) -> str:
-    """A bar in a cell of a table, with a mark at the expected share."""
-    mark = f'<i style="left:{number(min(1.0, expected) * 100)}%"></i>' if expected else ""
-    return f'<span class="bar" aria-hidden="true"><b style="width:{number(min(1.0, share) * 100)}%"></b>{mark}</span>'
+def share_bar(share: float) -> str:
+    """A bar in a cell of a table."""
+    return f'<span class="bar" aria-hidden="true"><b style="width:{number(min(1.0, share) * 100)}%"></b></span>'

@@ -34,7 +34,8 @@ def table(
     )
     more = f" The first {len(shown)} of {len(rows):,} rows." if len(rows) > len(shown) else ""
     return (
-        f'<div class="scroll"><table{" class=cards" if cards else ""}><caption>{text(caption + more)}</caption>'
+        f'<div class="scroll"><table{" class=cards" if cards else ""}>'
+        f"<caption><span>{text(caption + more)}</span></caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
