@@ -172,7 +172,7 @@ def train(me: ProgramContext) -> None:
 def test_a_kernel_that_hangs_is_absence(cluster: ProgramCluster, elements: int, is_async: bool) -> None:
     """Heartbeats go on; the op counts as not called, so that its timeout evicts the peer, which joins again later."""
     cluster.start_master(op_timeout_s=1.5)
-    options = {"world": 3, "steps": 40, "elements": elements, "is_async": is_async}
+    options: dict[str, Any] = {"world": 3, "steps": 40, "elements": elements, "is_async": is_async}
     peers = [*cluster.start_program(train, 2, **options), cluster.start_one(train, stall=5, **options)]
     peers[2].expect("stalls", timeout_s=60)
     for peer in peers[:2]:
