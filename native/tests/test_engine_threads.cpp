@@ -224,6 +224,19 @@ TEST(a_lost_link_costs_an_epoch_and_no_op_in_shared_memory) {
   a_lost_link_costs_an_epoch_and_no_op({.size = 3, .channels = 2, .memory = true});
 }
 
+// The neighbour's worker may have seen the loss and not have reported it yet when the lanes of the next epoch come. The
+// ring looks at its lanes in every epoch.
+TEST(a_loss_that_is_reported_late_closes_no_lane_of_the_next_epoch) {
+  Ring ring({.size = 2, .channels = 3, .memory = true, .spin = 0});
+  for (int loss = 0; loss < 200; ++loss) {
+    ring.engine(0).with_core([loss](Core& core, Ns) {
+      const std::vector<LaneInfo> lanes = core.lanes();
+      core.close(lanes[static_cast<std::size_t>(loss) % lanes.size()].conn);
+    });
+    ring.next_epoch();
+  }
+}
+
 TEST(blocks_and_filler_pass_beside_ops_in_shared_memory) {
   blocks_and_filler_pass_beside_ops({.size = 2, .channels = 2, .memory = true});
 }

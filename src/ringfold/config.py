@@ -347,6 +347,12 @@ _SETTINGS = (
     Setting(name="agent_metrics", kind="list", default=(),
             help="Addresses at which the agent serves metrics for Prometheus, such as 127.0.0.1:48145. Beyond "
                  "loopback it needs `token_file`, or `insecure`. Set at the agent."),
+    Setting(name="dashboard", kind="switch", default=False,
+            help="Start a dashboard beside the master: a web page that shows its runs, in a process of its own. Needs "
+                 "the extra `dashboard`. Set at the master."),
+    Setting(name="dashboard_listen", kind="text", default="",
+            help="Address of the dashboard, host:port; empty: port 48150 of loopback, or the next free one. Beyond "
+                 "loopback it needs `token_file`."),
     Setting(name="log_level", kind="text", default="info", choices=("debug", "info", "warning", "error"),
             help="What commands log to standard error."),
     Setting(name="log_json", kind="switch", default=False, help="Log JSON lines instead of text."),

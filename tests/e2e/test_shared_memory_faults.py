@@ -162,7 +162,9 @@ class Disturber:
         """One fault in a step of this kind, and everything after it until all reduce together again."""
         fault = self.rng.choice(FAULTS)
         theirs = memory_of(self.victim.pid)
-        assert len(theirs) == 2 * self.threads + 1, f"its pipes, and the page that shows its death: {theirs}"
+        assert len(theirs) == 2 * self.threads + 1, (
+            f"its pipes: {pipes_of(self.victim.pid)}, and the page that shows its death: {theirs}"
+        )
         most = [len(descriptors_of(peer.pid)) for peer in self.stays]
         number = signal.SIGKILL if fault == "kill" else signal.SIGSTOP
         self.victim.send("strike", kind=kind, part=self.rng.uniform(0.0, 1.05), signal=int(number))

@@ -170,7 +170,7 @@ class Engine {
   bool flush_dirty(Ns now);
   bool arm();
   void settle_channels();
-  void settle_if_wanted(Ns now);
+  void settle_if_wanted();
   void settle_sockets(Standstill& still);
   void resume_reading();
   void take_lane(const LaneInfo& lane, Standstill& still);

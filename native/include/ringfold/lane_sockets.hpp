@@ -77,8 +77,8 @@ class LaneSockets {
 
  private:
   Socket* find(ConnId conn);
-  bool read(Socket& socket, Ns now);
-  bool read_pipe(Socket& socket, Ns now);
+  bool read(Socket& socket);
+  bool read_pipe(Socket& socket);
   bool flush(Socket& socket, Ns now);
   bool flush_pipe(Socket& socket, Ns now);
   void ring(Socket& socket);

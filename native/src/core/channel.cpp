@@ -423,6 +423,7 @@ void Channel::begin(Ns now, const PartPtr& part) {
     for (auto& [key, link] : links_) link.forgive_credits(largest_segment_);
   }
   running_.push_back(part);
+  filling_ += part->is_filling();
   part->checksums =
       std::any_of(lanes_.begin(), lanes_.end(), [](const Place& place) { return !place.lane->in_memory; });
   if (op.small) return;
@@ -456,9 +457,25 @@ void Channel::end(const PartPtr& part, bool committed) {
     if (committed) release_early(*part, side);
     else part->sides[side].early_sent = 0;
   }
-  std::erase(running_, part);
+  filling_ -= std::erase(running_, part) > 0 && part->is_filling();
   const auto tag = tags_.find(part->op.spec.tag);
   if (tag != tags_.end() && tag->second.running == part) tag->second.running = nullptr;
+}
+
+bool Channel::look_at_blocks() {
+  if (filling_ == 0) return false;
+  bool any = false;
+  for (const PartPtr& part : running_) {
+    const bool was_finished = part->is_finished();
+    if (!part->look_at_blocks()) continue;
+    any = true;
+    filling_ -= !part->is_filling();
+    flush_for(*part);
+    if (!was_finished && part->is_finished()) {
+      report({.kind = Report::Kind::part_finished, .part = part}, part->op.parts_to_finish.fetch_sub(1) == 1);
+    }
+  }
+  return any;
 }
 
 void Channel::send(Side to, const FrameHeader& header, Payload payload) {

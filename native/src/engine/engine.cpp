@@ -145,7 +145,12 @@ std::unique_lock<std::mutex> Engine::take_mutex() {
   return {mutex_, std::adopt_lock};
 }
 
-Engine::Turn::Turn(Engine& engine) : engine_(engine), lock_(engine.take_mutex()) { still_.emplace(engine_); }
+// What workers have reported comes before the command. That a link is lost is about the lanes that it had: after a
+// command that adds lanes, it would close those.
+Engine::Turn::Turn(Engine& engine) : engine_(engine), lock_(engine.take_mutex()) {
+  still_.emplace(engine_);
+  engine_.core_.route(monotonic_now());
+}
 
 Engine::Turn::~Turn() {
   const Ns now = monotonic_now();
@@ -153,7 +158,7 @@ Engine::Turn::~Turn() {
   engine_.settle_sockets(*still_);
   still_.reset();
   engine_.flush_dirty(now);
-  engine_.settle_if_wanted(now);
+  engine_.settle_if_wanted();
   engine_.notify_waiters();
   engine_.wanted_ = true;
   engine_.service_wanted_.notify_one();
@@ -229,7 +234,7 @@ std::optional<Event> Engine::next_event(Ns timeout) {
 // The lanes alone: what a driving call does most of the time.
 bool Engine::poll_hot(Ns now) {
   bool progressed = lanes_.poll(now, turns_wanted_);
-  settle_if_wanted(now);
+  settle_if_wanted();
   if (core_.has_dirty_messages() || lanes_.channel().has_dirty()) progressed |= flush_dirty(now);
   return progressed;
 }
@@ -257,7 +262,7 @@ void Engine::on_events(const epoll_event* events, int count, Ns now) {
   lanes_.poll_pipes(now);
   look_at_lanes(now);
   flush_dirty(now);
-  settle_if_wanted(now);
+  settle_if_wanted();
   resume_reading();
   flush_dirty(now);
   tick(now);

@@ -8,6 +8,7 @@
 
 #include "engine/socket_io.hpp"
 #include "engine/tcp.hpp"
+#include "ringfold/clock.hpp"
 #include "ringfold/error_text.hpp"
 
 namespace ringfold {
@@ -88,8 +89,8 @@ void LaneSockets::close_all() {
   sockets_.clear();
 }
 
-bool LaneSockets::read(Socket& socket, Ns now) {
-  if (socket.pipe) return read_pipe(socket, now);
+bool LaneSockets::read(Socket& socket) {
+  if (socket.pipe) return read_pipe(socket);
   const auto space = channel_.receive_space(socket.conn);
   if (space.empty()) {
     socket.reading = false;
@@ -98,12 +99,13 @@ bool LaneSockets::read(Socket& socket, Ns now) {
   }
   const ssize_t n = ::recv(socket.fd, space.data(), space.size(), MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (n > 0) channel_.received(now, socket.conn, static_cast<std::size_t>(n));
+  // Stamped after it was read: `now` is from before this thread may have slept, and no payload comes before it leaves.
+  if (n > 0) channel_.received(monotonic_now(), socket.conn, static_cast<std::size_t>(n));
   else channel_.lost(socket.conn, n == 0 ? std::string("closed by the other side") : error_text(errno));
   return true;
 }
 
-bool LaneSockets::read_pipe(Socket& socket, Ns now) {
+bool LaneSockets::read_pipe(Socket& socket) {
   if (channel_.receive_space(socket.conn).empty()) {  // it is held
     socket.reading = false;
     return false;
@@ -114,7 +116,8 @@ bool LaneSockets::read_pipe(Socket& socket, Ns now) {
     return true;
   }
   // A frame that is no longer than half a FIFO can be reduced out of it, while the next one is written to it.
-  const std::size_t used = bytes.empty() ? 0 : channel_.take(now, socket.conn, bytes, socket.pipe->fifo_bytes() / 2);
+  const std::size_t used =
+      bytes.empty() ? 0 : channel_.take(monotonic_now(), socket.conn, bytes, socket.pipe->fifo_bytes() / 2);
   if (!channel_.has(socket.conn)) return true;
   socket.reading = !channel_.receive_space(socket.conn).empty();
   if (used == 0 && socket.life && socket.life->has_died()) {
@@ -163,13 +166,13 @@ void LaneSockets::ring(Socket& socket) {
 }
 
 bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
-  bool progressed = false;
+  bool progressed = channel_.look_at_blocks();
   const bool all = ++polls_ % 8 == 0;  // now and then also where little comes
   for (Socket& socket : sockets_) {
     if (stops.load(std::memory_order_relaxed) > 0) return true;
     if (!channel_.has(socket.conn)) continue;
     const bool is_near = socket.pipe && !socket.direct;  // it costs nothing to look
-    if (socket.reading && (is_near || all || channel_.expects(socket.conn))) progressed |= read(socket, now);
+    if (socket.reading && (is_near || all || channel_.expects(socket.conn))) progressed |= read(socket);
     if (!socket.blocked || !channel_.has(socket.conn)) continue;
     socket.blocked = false;
     progressed |= flush(socket, now);
@@ -178,9 +181,10 @@ bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
 }
 
 void LaneSockets::poll_pipes(Ns now) {
+  channel_.look_at_blocks();
   for (Socket& socket : sockets_) {
     if (!socket.pipe || !channel_.has(socket.conn)) continue;
-    if (socket.reading) read_pipe(socket, now);
+    if (socket.reading) read_pipe(socket);
     if (!socket.blocked || !channel_.has(socket.conn)) continue;
     socket.blocked = false;
     flush_pipe(socket, now);
@@ -204,7 +208,7 @@ void LaneSockets::on_ready(ConnId conn, std::uint32_t events, Ns now) {
     char bytes[256];
     const ssize_t n = ::recv(socket->fd, bytes, sizeof bytes, MSG_DONTWAIT);
     const int error = errno;
-    if (socket->reading) read_pipe(*socket, now);
+    if (socket->reading) read_pipe(*socket);
     if (channel_.has(conn) && std::exchange(socket->blocked, false)) flush_pipe(*socket, now);
     if (!channel_.has(conn) || n > 0 || (n < 0 && (error == EAGAIN || error == EINTR))) return;
     // What it wrote before its end has been read, unless the lane is held.
@@ -218,7 +222,7 @@ void LaneSockets::on_ready(ConnId conn, std::uint32_t events, Ns now) {
     if (!socket->blocked) watch_socket(epoll_, *socket);
   }
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
-  if (socket->reading) read(*socket, now);
+  if (socket->reading) read(*socket);
   else if ((events & (EPOLLHUP | EPOLLERR)) != 0) channel_.lost(conn, "closed by the other side");
 }
 
@@ -247,7 +251,7 @@ bool LaneSockets::has_unsent() const {
 
 int LaneSockets::longest_wait_ms() const {
   if (channel_.has_dirty()) return 0;
-  if (channel_.has_shared() && channel_.shared_in_flight()) return 1;
+  if (channel_.is_filling() || (channel_.has_shared() && channel_.shared_in_flight())) return 1;
   return channel_.has_parts() ? 10 : -1;
 }
 

@@ -260,17 +260,15 @@ void Engine::close_socket(ConnId conn) {
   sockets_.erase(it);
 }
 
-// What a worker's channel has reported, from its thread.
-void Engine::settle_channels() {
-  Turn turn(*this);
-  core_.route(monotonic_now());
-}
+// What a worker's channel has reported, from its thread: a turn begins with it.
+void Engine::settle_channels() { const Turn turn(*this); }
 
-void Engine::settle_if_wanted(Ns now) {
-  if (lanes_.channel().wants_core() && !lanes_.channel().concerns_others()) core_.route_first(now);
+// What is decided here is stamped here: what was read came after this turn's time was taken.
+void Engine::settle_if_wanted() {
+  if (lanes_.channel().wants_core() && !lanes_.channel().concerns_others()) core_.route_first(monotonic_now());
   if (!lanes_.channel().wants_core() && !core_.wants_settling()) return;
   Standstill still(*this);
-  core_.route(now);
+  core_.route(monotonic_now());
   settle_sockets(still);
 }
 
@@ -342,9 +340,8 @@ void Engine::read_some(Socket& socket, Ns now) {
       close_socket(conn);
       return;
     }
-    // What is measured is stamped after it was read: a stamp from before would be early by as long as this thread
-    // slept.
-    core_.received(core_.is_bulk(conn) ? monotonic_now() : now, conn, static_cast<std::size_t>(n));
+    // Stamped after it was read: a stamp from before would be early by as long as this thread slept.
+    core_.received(monotonic_now(), conn, static_cast<std::size_t>(n));
     total += static_cast<std::size_t>(n);
     const bool was_all = static_cast<std::size_t>(n) < space.size();
     if (was_all || total >= bulk_turn_bytes || !core_.is_bulk(conn)) return;

@@ -1,10 +1,10 @@
 """The command line: one file per command. A command parses its arguments, calls a package, and prints the result.
 
 `output.py` has tables, JSON and error messages, and `logs.py` sets up logging. Commands of a run: `master.py`,
-`status.py`, `top.py`, `events.py`, `otel.py`, `runs.py`, `evict.py`, `probe/`. Of this machine: `agent.py`,
-`doctor.py`, `config.py`, `lab.py`. `viewer_token.py` prints a token, `serving.py` serves metrics. `checkpoint.py`
-exports and imports checkpoints. `iterate.py` runs a command per global iteration. `reference.py` writes the reference
-pages. The programs `demo`, `soak` and `bench` are in `ringfold.tools`.
+`status.py`, `top.py`, `events.py`, `otel.py`, `dashboard.py`, `replay.py`, `runs.py`, `evict.py`, `probe/`. Of this
+machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`. `viewer_token.py` prints a token, `serving.py` serves metrics.
+`checkpoint.py` exports and imports checkpoints. `iterate.py` runs a command per global iteration. `reference.py` writes
+the reference pages. The programs `demo`, `soak` and `bench` are in `ringfold.tools`.
 
 Only the files of commands that occur in the arguments are imported, and a command imports its packages when it runs:
 `ringfold --help` loads neither NumPy nor the native core.
@@ -40,11 +40,15 @@ COMMANDS = (
     Command("master", "Run the master: the process that peers join and that manages their epochs.", "master"),
     Command("status", "Show a run: members, epochs, rings, and which peers wait for which others.", "status"),
     Command("events", "Show what happened in a run: from a master, or from a run directory.", "events"),
+    Command("dashboard", "Serve a web page that shows runs live.", "dashboard"),
+    Command("replay", "Show finished runs on the same page, with a time slider.", "replay"),
     Command("top", "Show a run on the terminal, live, with keys to sort and to look at one peer.", "top"),
     Command("otel", "Send steps, syncs, epoch changes and failovers to an OpenTelemetry collector.", "otel"),
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
+    Command("report", "Write one HTML page about a run: what happened, what it cost, who was slow.", "report"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo", TOOLS),
+    Command("trace", "Write the trace of a run for Perfetto, or find out who made it slow.", "trace"),
     Command("doctor", "Check whether this machine has what a run needs, and print advice.", "doctor"),
     Command("soak", "Kill, freeze and add peers for long, and check that nothing is lost or leaks.", "soak", TOOLS),
     Command("lab", "Build hosts with several slow or lossy paths on this machine, and run commands in them.", "lab"),

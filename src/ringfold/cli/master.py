@@ -8,6 +8,7 @@ import typer
 if TYPE_CHECKING:
     from ringfold.config import Resolved
     from ringfold.master.server import MasterServer
+    from ringfold.observe.dashboard.child import DashboardChild
     from ringfold.observe.master_metrics import MasterCounts
     from ringfold.runtime.http_server import PageServer
 
@@ -37,6 +38,10 @@ def master(
     metrics_listen: Annotated[
         list[str] | None, typer.Option(help="Address to serve metrics at. May be given several times.")
     ] = None,
+    dashboard: Annotated[
+        bool | None, typer.Option("--dashboard", help="Start a web page that shows the runs, in a process of its own.")
+    ] = None,
+    dashboard_listen: Annotated[str | None, typer.Option(help="Address of the dashboard, host:port.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
@@ -53,6 +58,16 @@ def master(
     its run. With --store several masters share one journal: one leads, and another takes over when it fails or is
     stopped.
     """
+    arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
+    arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
+    arguments |= {"dashboard": dashboard, "dashboard_listen": dashboard_listen}
+    arguments |= {"journal": journal, "no_journal": no_journal, "store": store, "probe_log_fits": log_fits}
+    arguments |= {"events_dir": events, "metrics_listen": metrics_listen or None}
+    _run(arguments, wants_metrics=metrics)
+
+
+def _run(arguments: dict[str, object], *, wants_metrics: bool) -> None:
+    """Serve with these arguments, until the end."""
     import asyncio
     import logging
 
@@ -60,16 +75,12 @@ def master(
     from ringfold.cli import logs
     from ringfold.errors import ConfigError
 
-    arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
-    arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
-    arguments |= {"journal": journal, "no_journal": no_journal, "store": store, "probe_log_fits": log_fits}
-    arguments |= {"events_dir": events, "metrics_listen": metrics_listen or None}
     resolved = settings.load(arguments)
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
     for warning in resolved.warnings:
         logging.getLogger(__name__).warning(warning)
     try:
-        asyncio.run(_serve(resolved, _metrics_addresses(resolved, is_wanted=metrics)))
+        asyncio.run(_serve(resolved, _metrics_addresses(resolved, is_wanted=wants_metrics)))
     except (OSError, UnicodeError) as error:
         where, why = ", ".join(resolved.listed("listen")), getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot listen on {where}: {why}") from error
@@ -87,12 +98,16 @@ async def _serve(resolved: "Resolved", metrics: tuple[str, ...]) -> None:
     import logging
     from contextlib import ExitStack
 
+    from ringfold.cli.dashboard import check_installed
     from ringfold.master.server import MasterServer
     from ringfold.master.settings import master_settings
     from ringfold.runtime.process import freeze_garbage_collector, stop_signals
 
     log = logging.getLogger(__name__)
     counts = _counts() if metrics else None
+    if resolved.switch("dashboard"):
+        check_installed()
+    dashboards: list[DashboardChild] = []
     server = MasterServer(
         master_settings(resolved),
         list(resolved.listed("listen")),
@@ -111,6 +126,9 @@ async def _serve(resolved: "Resolved", metrics: tuple[str, ...]) -> None:
     def ready() -> None:
         # On standard output, separate from the log: a script that chose port 0 reads the address here.
         typer.echo(f"listening on {', '.join(server.addresses)}")
+        if resolved.switch("dashboard"):
+            dashboards.append(_dashboard(resolved, server.addresses))
+            dashboards[-1].start()
 
     with ExitStack() as stack:
         if counts is not None:
@@ -118,7 +136,31 @@ async def _serve(resolved: "Resolved", metrics: tuple[str, ...]) -> None:
             stack.callback(serving.stop)
         freeze_garbage_collector()
         stack.enter_context(stop_signals(stop))
-        await server.serve(ready)
+        try:
+            await server.serve(ready)
+        finally:
+            for each in dashboards:
+                await each.stop()
+
+
+def _dashboard(resolved: "Resolved", addresses: list[str]) -> "DashboardChild":
+    """A dashboard that looks at this master, and at the others of the settings."""
+    from ringfold.config import split_address
+    from ringfold.observe.dashboard.child import DashboardChild
+
+    near = []
+    for address in addresses[:1]:
+        host, port = split_address(address)
+        near.append(f"127.0.0.1:{port}" if host == "0.0.0.0" else f"[::1]:{port}" if host == "::" else address)
+    others = [other for other in resolved.listed("master") if resolved.is_set("master") and other not in near]
+    arguments = [",".join([*near, *others])]
+    if resolved.text("dashboard_listen"):
+        arguments += ["--listen", resolved.text("dashboard_listen")]
+    if (token_file := resolved.value("token_file")) is not None:
+        arguments += ["--token-file", str(token_file)]
+    if resolved.file is not None:
+        arguments += ["--config", str(resolved.file)]
+    return DashboardChild(arguments, typer.echo)
 
 
 def _counts() -> "MasterCounts":

@@ -256,7 +256,7 @@ class Communicator:
                 except (ValueError, TypeError) as error:
                     raise refusal("all_reduce", tag, error) from None
                 return ops.returned("all_reduce", result)
-        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
+        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none, read=contribute, wait=False)
         number, quantisation = reduce_code(op), quantisation_code(quantize, op, source.codes)
         return ops.run(
             "all_reduce",
@@ -290,7 +290,7 @@ class Communicator:
         Do not touch the buffers until the handle is done. Wait for every handle before `update_topology` and the other
         run-wide calls. Staged arrays have their results when `done` is True or `wait` has returned.
         """
-        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
+        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none, read=contribute)
         operation, number = f"all_reduce (tag {tag})", reduce_code(op)
         quantisation = quantisation_code(quantize, op, source.codes)
         return self._ops.begin(

@@ -247,6 +247,10 @@ def _keep_newest(directory: Path) -> None:
 
 def _stacks() -> dict[str, str]:
     """What each thread of this process is doing, by its name."""
-    names = threads.names()
+    names, found = threads.names(), {}
     frames = sys._current_frames()
-    return {names.get(ident, str(ident)): "".join(traceback.format_stack(frame)) for ident, frame in frames.items()}
+    while frames:  # this function's own frame is in it: what is left would keep all that the frames refer to
+        ident, frame = frames.popitem()
+        found[names.get(ident, str(ident))] = "".join(traceback.format_stack(frame))
+        del frame
+    return found

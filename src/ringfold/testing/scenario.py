@@ -19,7 +19,7 @@ from ringfold.testing.stalling import Stalls
 from ringfold.testing.stateful import Looping, Overlap, Syncing, looping, syncing
 from ringfold.testing.workloads import Training, training
 
-LIMIT_MS = 60_000
+LIMIT_MS = 120_000
 """Virtual time by which everything must have come to its end; faults are over long before."""
 
 
