@@ -46,21 +46,26 @@ def events(
     from contextlib import suppress
 
     from ringfold import config as settings
-    from ringfold.errors import UsageError
     from ringfold.runtime.clock import unix_ns
 
     wanted = _filter(peer, kind, level, since, until, unix_ns())
     resolved = settings.load({"token_file": token_file, "run": run, "config": config})
-    if source is None:
-        found = _of_master(resolved.listed("master"), resolved, follow=follow)
-    elif Path(source).is_dir():
-        found = _of_directory(Path(source), follow=follow)
-    elif "/" in source:
-        raise UsageError(f"there is no run directory {source}")
-    else:
-        found = _of_master(tuple(source.split(",")), resolved, follow=follow)
+    found = found_in(source, resolved, follow=follow)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         _show(found, wanted, as_json=as_json)
+
+
+def found_in(source: str | None, resolved: "Resolved", *, follow: bool) -> "Iterator[Seen | MasterUnreachable]":
+    """The events of a run directory, or of the master at an address; None: of the master of the settings."""
+    from ringfold.errors import UsageError
+
+    if source is None:
+        return _of_master(resolved.listed("master"), resolved, follow=follow)
+    if Path(source).is_dir():
+        return _of_directory(Path(source), follow=follow)
+    if "/" in source:
+        raise UsageError(f"there is no run directory {source}")
+    return _of_master(tuple(source.split(",")), resolved, follow=follow)
 
 
 def _filter(
