@@ -31,7 +31,7 @@ STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 help:
 	@cat <<'TEXT'
-	make demo          train on four peers while some are killed, frozen and added (under a minute)
+	make demo          train on four peers while some are killed, frozen and added (under a minute); says where its report is
 	make test          all tests: native, unit, transcripts, simulation (100 seeds), real processes
 	make extras        PyTorch, aiohttp, Playwright and others into .venv; without them their tests are skipped
 	make check         ruff, clang-format, mypy --strict, the tidy test, and clang-tidy over changed files
