@@ -102,6 +102,4 @@ def _comparison(figures: list[Row]) -> str:
     before, after = without["median_us"], with_pages["median_us"]
     assert isinstance(before, float)
     assert isinstance(after, float)
-    return (
-        f"With {with_pages['pages']} pages the median op takes {after / before - 1:+.1%} against no dashboard at all."
-    )
+    return f"With {with_pages['pages']} pages the median op takes {after / before - 1:+.1%} against no dashboard."
