@@ -11,7 +11,8 @@ If all have come and the op takes long, a link may be the reason. How ops are sc
 segment on a slow link takes long from its first byte to its last, and no other segment does, whatever it waits for.
 Each member records that for the source with which it took longest. A link is compared with the other links of the same
 op: what all links have is no link's fault. A slow link of a member whose host is busy is the host's, if the host can
-explain as much.
+explain as much. The other direction of a slow link is slow, too, because acknowledgements wait in the queue of this
+one; only the slower direction is named.
 
 One slow step is no pattern: on a shared machine everybody is late now and then. A *finding* needs a culprit that is
 slow in most steps, or one that costs much, often, and several times as much as anybody else. Otherwise nobody is
@@ -119,7 +120,7 @@ class _Charge:
     lost: int
     kind: Kind
     evidence: str
-    parts: dict[str, int] = field(default_factory=dict)
+    parts: Mapping[Kind, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -308,21 +309,20 @@ def _late_charge(peer: PeerId, lost: int, step: _Step) -> _Charge:
     heads = {other: _head(run) for other, (_, run) in step.runs.items()}
     cpus = {other: run.ended.cpu_ns for other, (_, run) in step.runs.items()}
     queues = {other: run.ended.queued_ns for other, (_, run) in step.runs.items()}
-    head = min(lost, heads[peer] - _others(heads, peer))
-    text = f"{lost / 1e6:.1f} ms later than the others"
-    if head < lost // 2:
-        parts = {"between ops": lost}
-        evidence = f"{text}, after or between the ops of the step"
-        return _Charge(Culprit("compute", peer), lost, "between ops", evidence, parts)
+    head = max(0, min(lost, heads[peer] - _others(heads, peer)))
     queued = min(head, max(0, queues[peer] - _expected_queue(peer, cpus, queues)))
     cpu = min(head - queued, max(0, cpus[peer] - _others(cpus, peer)))
-    parts = {"busy core": queued, "model": cpu, "loader": head - queued - cpu}
-    kind: Kind = "loader"
-    if queued >= max(cpu, parts["loader"]):
-        kind = "busy core"
-    elif cpu >= parts["loader"]:
-        kind = "model"
+    parts: dict[Kind, int] = {
+        "busy core": queued,
+        "model": cpu,
+        "loader": head - queued - cpu,
+        "between ops": lost - head,
+    }
+    kind = max(parts, key=lambda name: parts[name])
     cause: Cause = "host" if kind == "busy core" else "compute"
+    text = f"{lost / 1e6:.1f} ms later than the others"
+    if kind == "between ops":
+        return _Charge(Culprit(cause, peer), lost, kind, f"{text}, after or between the ops of the step", parts)
     evidence = (
         f"{text}: CPU {cpus[peer] / 1e6:.1f} ms (others {_others(cpus, peer) / 1e6:.1f}), without a core "
         f"{queues[peer] / 1e6:.1f} ms (others {_others(queues, peer) / 1e6:.1f}), in all {heads[peer] / 1e6:.1f} ms "
@@ -374,8 +374,7 @@ def _merged(charges: list[_Charge]) -> list[_Charge]:
         if known is None:
             found[charge.culprit] = charge
             continue
-        for name, value in charge.parts.items():
-            known.parts[name] = known.parts.get(name, 0) + value
+        known.parts = Counter(known.parts) + Counter(charge.parts)
         if charge.lost > known.lost:
             known.evidence, known.kind = charge.evidence, charge.kind
         known.lost += charge.lost
@@ -395,7 +394,7 @@ def _findings(
             of_step[what, charge.culprit.peer, charge.culprit.target].append(charge)
         for subject, same in of_step.items():
             if (lost := sum(charge.lost for charge in same)) >= least:
-                parts: Counter[str] = Counter()
+                parts: Counter[Kind] = Counter()
                 for charge in same:
                     parts.update(charge.parts)
                 of_subject[subject].append(_Charge(same[0].culprit, lost, same[0].kind, same[0].evidence, parts))
@@ -412,7 +411,8 @@ def _findings(
             and totals[subject] >= RECURRING_PART * whole
             and totals[subject] >= RECURRING_LEAD * next_one
         )
-        if is_persistent or is_recurring:
+        is_echo = subject[0] == "link" and totals.get(("link", subject[2], subject[1]), 0) > totals[subject]
+        if (is_persistent or is_recurring) and not is_echo:
             found.append(_finding(each, totals[subject], whole, len(charges), names))
     return found
 
@@ -442,10 +442,9 @@ def _joined_links(of_subject: Mapping[Subject, list[_Charge]]) -> dict[Subject, 
 
 
 def _finding(each: list[_Charge], total: int, whole: int, steps: int, names: Mapping[PeerId, str]) -> Finding:
-    parts: dict[str, int] = defaultdict(int)
+    parts: Counter[Kind] = Counter()
     for charge in each:
-        for name, value in charge.parts.items():
-            parts[name] += value
+        parts.update(charge.parts)
     kind = max(parts, key=lambda name: parts[name])
     cause: Cause = "link" if kind == "slow link" else "host" if kind == "busy core" else "compute"
     culprit = each[0].culprit._replace(cause=cause)
@@ -456,7 +455,7 @@ def _finding(each: list[_Charge], total: int, whole: int, steps: int, names: Map
         evidence.append(", ".join(f"{name} {value / total:.0%}" for name, value in sorted(parts.items()) if value > 0))
     return Finding(
         cause,
-        kind,  # type: ignore[arg-type]
+        kind,
         culprit.peer,
         culprit.target,
         f"{culprit} ({known})",

@@ -173,7 +173,7 @@ class _Play:
         now, first = dict(free), dict(free)
         for number in range(scene.ops):
             for peer in self._ring:
-                used, waited, slept = self._computing(peer, 0.9 / scene.ops)
+                used, waited, slept = self._computing(peer, 0.9 / scene.ops, loads=number == 0)
                 now[peer] += used + waited + slept
                 if number == 0:
                     cpu[peer], queued[peer], first[peer] = used, waited, now[peer]
@@ -198,7 +198,7 @@ class _Play:
         used = scene.compute_ms * part * max(0.2, rng.gauss(1.0, scene.jitter)) * MS
         slept = 0.0
         if loads:
-            extra = max(0.2, rng.gauss(1.0, 0.2)) * MS / scene.ops
+            extra = max(0.2, rng.gauss(1.0, 0.2)) * MS
             used += scene.slow_model.get(peer, 0.0) * extra
             slept = scene.slow_loader.get(peer, 0.0) * extra + abs(rng.gauss(0, 0.02)) * MS
         busy = scene.busy_host.get(peer, 0.0)

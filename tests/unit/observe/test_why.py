@@ -1,10 +1,12 @@
 """The diagnosis of slow steps: known causes are named, and healthy runs are nobody's fault."""
 
 import pytest
+from msgspec.structs import replace
 
 from ringfold.observe.processes import gather
 from ringfold.observe.why import Diagnosis, diagnose
 from ringfold.testing.recorded import Scene, play
+from ringfold.wire.events import Event, OpEnded, StepEnded
 
 SEEDS = range(20)
 
@@ -59,13 +61,9 @@ def test_three_causes_at_once_are_all_named(seed: int) -> None:
 def test_all_links_from_a_peer_are_one_finding() -> None:
     """Each of its links is slow: the peer's uplink is, and not three links by chance."""
     played = play(Scene(peers=4))
-    from msgspec.structs import replace
-
-    from ringfold.wire.events import Event, OpEnded
-
     for process in played[1:]:
         process.events[:] = [
-            Event(event.stamp, replace(event.notice, arriving_ns=60_000_000, arriving_from=2))
+            Event(event.stamp, replace(event.notice, arriving_ns=300_000_000, arriving_from=2))
             if isinstance(event.notice, OpEnded) and event.stamp.peer != 2
             else event
             for event in process.events
@@ -77,9 +75,16 @@ def test_all_links_from_a_peer_are_one_finding() -> None:
 
 def test_work_between_ops_is_found_without_figures_of_the_first_part() -> None:
     """What a step does after its first wait has no CPU figures: it is compute, and more is not said."""
-    scene = Scene(ops=2, slow_loader={2: 60.0})
-    diagnosis = diagnosed(scene)
-    assert [(each.cause, each.peer) for each in diagnosis.findings] == [("compute", 2)]
+    played = play(Scene(slow_loader={2: 60.0}))
+    for process in played[1:]:
+        process.events[:] = [
+            Event(event.stamp, replace(event.notice, waited_ns=event.notice.began_ns + 1, cpu_ns=0, queued_ns=0))
+            if isinstance(event.notice, StepEnded)
+            else event
+            for event in process.events
+        ]
+    diagnosis = diagnose([gather(each.name, each.begun, each.events) for each in played])
+    assert blamed(diagnosis) == [("compute", "between ops", 2, 0)]
 
 
 def test_a_single_slow_step_is_shown_and_nobody_is_blamed() -> None:

@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        return self.wanted <= self.found and (bool(self.wanted) or not self.found)
+        return self.wanted == self.found
 
 
 def command(
@@ -174,7 +174,7 @@ def run_once(plan: WhyPlan, wrong: Faults) -> Outcome:
     finally:
         import os
 
-        os.environ.get("KEEP") or shutil.rmtree(directory)
+        shutil.rmtree(directory)
     wanted = set()
     if wrong.loader is not None:
         wanted.add(f"compute: peer {numbers[wrong.loader]}")
