@@ -150,7 +150,7 @@ def _counted(group: GroupRow, links: Sequence[LinkRow], width: int) -> list[Text
     named = Text("slowest: ", style="dim")
     for number, link in enumerate(worst):
         is_slow = link.tone != "ok" and link.known
-        rate = f"{size(link.known)}/s at most" if is_slow else f"{size(link.rate)}/s"
+        rate = f"{size(link.known)}/s known" if is_slow else f"{size(link.rate)}/s"
         style = "" if link.tone == "ok" else TONES[link.tone][1]
         named.append(f"{'' if number == 0 else ', '}{link.source}→{link.target} {rate}", style=style)
     for line in (text, named):
