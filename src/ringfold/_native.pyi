@@ -590,7 +590,9 @@ class Engine:
         """
 
     def submit(self, request: OpRequest) -> int:
-        """Begin an op that the engine's own thread drives; its id."""
+        """
+        Begin an op that the engine's own thread drives, or run_op() if it has blocks; its id.
+        """
 
     def collective(self, request: OpRequest) -> OpResult:
         """

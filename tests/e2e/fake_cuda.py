@@ -79,9 +79,11 @@ class _Current(threading.local):
 
 _default = Stream()
 _current = _Current()
-_copies = 0
 slowness_s = 0.0
 """How long a copy takes on the average."""
+fails_at = -1
+"""The number of the copy that the device refuses to begin."""
+_begun = 0
 
 
 def current_stream(device: object = None) -> Stream:
@@ -97,7 +99,7 @@ def in_stream(stream: Stream) -> Iterator[None]:
         _current.stream = before
 
 
-class Tensor(torch.Tensor):
+class Tensor(torch.Tensor):  # type: ignore[misc]  # torch is not looked at
     """A tensor that says it is on the device."""
 
     @property
@@ -113,26 +115,29 @@ class Tensor(torch.Tensor):
     ) -> Any:  # noqa: ANN401 - whatever torch calls
         if function is not torch.Tensor.copy_:
             return super().__torch_function__(function, types, args, kwargs or {})
+        global _begun
+        _begun += 1
+        if _begun == fails_at:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         target, source = (each.as_subclass(torch.Tensor) for each in args[:2])
         current_stream().give(lambda: _copy(target, source))
         return args[0]
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    global _copies
-    _copies += 1
     if slowness_s:
         time.sleep(random.uniform(0, 2 * slowness_s))  # a device that is busy
     target.copy_(source)
 
 
-def copies() -> int:
-    return _copies
+def begun() -> int:
+    """How many copies have been queued."""
+    return _begun
 
 
 def tensor(numbers: torch.Tensor) -> Tensor:
     """A tensor on the device with these numbers."""
-    return numbers.clone().as_subclass(Tensor)  # type: ignore[no-any-return]
+    return numbers.clone().as_subclass(Tensor)
 
 
 def numbers(of: Tensor) -> torch.Tensor:

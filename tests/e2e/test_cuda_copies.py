@@ -55,8 +55,9 @@ def large_ops(me: ProgramContext) -> None:
             right.append(bool((found == mean + place).all()))
         handle.wait()
         right.append(torch.equal(cuda.numbers(turned), world * torch.arange(600_000.0).reshape(600, 1_000).t()))
-        y = cuda.tensor(torch.ones(5_000_000))
+        y, before = cuda.tensor(torch.ones(5_000_000)), cuda.begun()
         run.all_reduce(y, contribute=rank > 0)
+        right.append((cuda.begun() - before > 40) == (rank > 0))  # blocks, there and back, and beside into the tensor
         right.append(bool((cuda.numbers(y) == world - 1).all()))
         z = cuda.tensor(torch.linspace(-1, 1, 4_000_000))
         run.all_reduce(z, quantize="minmax8")
@@ -80,6 +81,35 @@ def test_large_ops(
     cluster.start_master()
     for peer in cluster.start_program(large_ops, world, world=world, slowness_s=slowness_s):
         assert all(peer.expect("ended", timeout_s=120)["right"])
+
+
+def copies_that_fail(me: ProgramContext) -> None:
+    """On rank 1 the n-th copy of each op fails, for many n; then it calls the op again."""
+    import torch
+
+    cuda = fake(me)
+    with gather(me) as run:
+        right, raised = [], 0
+        for fails_at in range(1, 60, 3):
+            x = cuda.tensor(torch.full((5_000_000,), run.rank + 1.0))
+            while True:
+                if run.rank == 1 and fails_at:
+                    cuda.fails_at, fails_at = cuda.begun() + fails_at, 0
+                try:
+                    run.all_reduce(x)
+                    break
+                except RuntimeError as error:
+                    raised += "illegal memory access" in str(error)
+                    right.append(bool((cuda.numbers(x) == run.rank + 1).all()))
+            right.append(bool((cuda.numbers(x) == 3).all()))
+        me.report("ended", right=right, raised=raised)
+
+
+def test_the_error_of_a_copy_is_raised_and_the_op_can_be_called_again(cluster: ProgramCluster) -> None:
+    cluster.start_master()
+    ended = [peer.expect("ended", timeout_s=90) for peer in cluster.start_program(copies_that_fail, 2, world=2)]
+    assert all(all(each["right"]) for each in ended)
+    assert sorted(each["raised"] > 10 for each in ended) == [False, True]
 
 
 def reduce_and_report(me: ProgramContext) -> None:
@@ -142,7 +172,7 @@ def train(me: ProgramContext) -> None:
 def test_a_kernel_that_hangs_is_absence(cluster: ProgramCluster, elements: int, is_async: bool) -> None:
     """Heartbeats go on; the op counts as not called, so that its timeout evicts the peer, which joins again later."""
     cluster.start_master(op_timeout_s=1.5)
-    options = {"world": 3, "steps": 40, "elements": elements, "is_async": is_async}
+    options: dict[str, Any] = {"world": 3, "steps": 40, "elements": elements, "is_async": is_async}
     peers = [*cluster.start_program(train, 2, **options), cluster.start_one(train, stall=5, **options)]
     peers[2].expect("stalls", timeout_s=60)
     for peer in peers[:2]:

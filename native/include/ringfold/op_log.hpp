@@ -1,4 +1,4 @@
-// What has become of the last ops, for whoever wants to know it later: records of events, flight records, traces.
+// What has become of the last ops: for records of events, flight records and traces.
 //
 // A ring of fixed size: an op costs a copy of one entry, whether or not anybody reads it, and what nobody has read in
 // time is overwritten. It belongs to the op table: see there who may touch it.
@@ -15,7 +15,7 @@
 
 namespace ringfold {
 
-// One ended op, as Python unpacks it (peer/op_log.py): little-endian and without padding. Times are of CLOCK_MONOTONIC,
+// One ended op, as Python unpacks it (peer/recording.py): little-endian and without padding. Times are of CLOCK_MONOTONIC,
 // 0: there is none. OpEnded in wire/events.py says what they mean.
 struct OpEntry {
   std::uint64_t tag = 0, step = 0, bytes = 0, sent_bytes = 0, received_bytes = 0;

@@ -1,8 +1,9 @@
 """The command line: one file per command. A command parses its arguments, calls a package, and prints the result.
 
 `output.py` has tables, JSON and error messages, and `logs.py` sets up logging. Commands of a run: `master.py`,
-`status.py`, `top.py`, `events.py`, `otel.py`, `dashboard.py`, `replay.py`, `runs.py`, `evict.py`, `probe/`. Of this
-machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`. `viewer_token.py` prints a token, `serving.py` serves metrics.
+`status.py`, `top.py`, `events.py`, `otel.py`, `dashboard.py`, `replay.py`, `runs.py`, `evict.py`, `probe/`. Of a run
+directory: `report.py`, `trace.py`. Of this machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`. `viewer_token.py`
+prints a token, `serving.py` serves metrics.
 `checkpoint.py` exports and imports checkpoints. `iterate.py` runs a command per global iteration. `reference.py` writes
 the reference pages. The programs `demo`, `soak` and `bench` are in `ringfold.tools`.
 

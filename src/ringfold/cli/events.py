@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ringfold.errors import MasterUnreachable
     from ringfold.observe.stream import Filter, Seen
 
-LookAt = "Seen | MasterUnreachable"
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 
 
@@ -132,15 +131,15 @@ def _show(found: "Iterator[Seen | MasterUnreachable]", wanted: "Filter", *, as_j
 
 
 def _line(seen: "Seen") -> str:
-    """The event as one JSON object: the time, who recorded it, then the fields of the notice."""
+    """The event as one JSON object: when, by which process, how it reads as text, then the fields of the notice."""
     import json
     from datetime import UTC, datetime
 
     import msgspec
 
     time = datetime.fromtimestamp(seen.wall_ns / 1e9, UTC).isoformat(timespec="microseconds")
-    head = {"time": time, "by": seen.peer, "name": seen.source, "level": seen.notice.level}
-    return json.dumps(head | {"text": str(seen.notice)} | msgspec.to_builtins(seen.notice))
+    head = {"time": time, "by": seen.peer, "by_name": seen.source, "level": seen.notice.level}
+    return json.dumps(head | {"message": str(seen.notice)} | msgspec.to_builtins(seen.notice))
 
 
 def _text(seen: "Seen") -> "Text":

@@ -17,7 +17,7 @@ slow in most steps, or one that costs much, often, and several times as much as 
 blamed.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -254,9 +254,15 @@ def _busy_peers(steps: Sequence[_Step]) -> list[set[PeerId]]:
 
 def _busy(run: StepRun, step: _Step) -> float:
     """The part of its computing time in which the thread had no core, beyond what the others have."""
-    queued = {peer: each.ended.queued_ns for peer, (_, each) in step.runs.items()}
-    excess = run.ended.queued_ns - _others(queued, run.peer)
-    return excess / max(1, _head(run))
+    cpus = {peer: each.ended.cpu_ns for peer, (_, each) in step.runs.items()}
+    queues = {peer: each.ended.queued_ns for peer, (_, each) in step.runs.items()}
+    return (run.ended.queued_ns - _expected_queue(run.peer, cpus, queues)) / max(1, _head(run))
+
+
+def _expected_queue(peer: PeerId, cpus: Mapping[PeerId, int], queues: Mapping[PeerId, int]) -> int:
+    """How long a member would wait for a core on a host like the others': the more it computes, the longer."""
+    rates = {other: queues[other] * 1_000 // max(1, cpus[other]) for other in cpus}
+    return max(_others(queues, peer), cpus[peer] * _others(rates, peer) // 1_000)
 
 
 def _late(step: _Step, before: _Step | None) -> list[_Charge]:
@@ -304,7 +310,7 @@ def _late_charge(peer: PeerId, lost: int, step: _Step) -> _Charge:
         parts = {"between ops": lost}
         evidence = f"{text}, after or between the ops of the step"
         return _Charge(Culprit("compute", peer), lost, "between ops", evidence, parts)
-    queued = min(head, max(0, queues[peer] - _others(queues, peer)))
+    queued = min(head, max(0, queues[peer] - _expected_queue(peer, cpus, queues)))
     cpu = min(head - queued, max(0, cpus[peer] - _others(cpus, peer)))
     parts = {"busy core": queued, "model": cpu, "loader": head - queued - cpu}
     kind: Kind = "loader"
@@ -327,33 +333,68 @@ def _late_charge(peer: PeerId, lost: int, step: _Step) -> _Charge:
 def _edges(
     step: _Step, rings: Mapping[tuple[int, int], list[PeerId]], alignment: Alignment, busy: set[PeerId]
 ) -> list[_Charge]:
-    """The edges that were slow in an op after all had come, compared with the other edges of the same op."""
+    """The edge that was slow in an op after all had come. It ends where the last payload of all arrived."""
     found = []
     for members in step.ops:
         of_peer = {op.peer: (index, op) for index, op in members}
         ring = rings.get((members[0][1].group, members[0][1].ended.epoch), [])
         if len(of_peer) < _MIN_MEMBERS or set(ring) != set(of_peer):
             continue
+        if not all(op.ended.out_last_ns and op.ended.in_last_ns for _, op in members):
+            continue  # a small op travels with the agreement, and has no transfer of its own
         # The last to come waits only for the transfer.
         took = min(op.at - op.ended.called_ns for _, op in members)
-        scores = {
-            (peer, following): _score(of_peer[peer], of_peer[following], alignment)
-            for peer, following in zip(ring, [*ring[1:], ring[0]], strict=True)
-        }
-        for (source, target), (score, _) in scores.items():
-            usual = int(median(most for edge, (_, most) in scores.items() if edge != (source, target)))
-            if score < EDGE_LEAD * usual or score == 0:
-                continue
-            lost = min(took, score - usual)
-            guilty = [peer for peer in (source, target) if peer in busy]
-            waited = f"waited {score / 1e6:.1f} ms (other edges {usual / 1e6:.1f})"
-            text = f"payload from peer {source} to peer {target} {waited}"
-            if guilty:
-                evidence = f"{text}, and the host of peer {guilty[0]} is busy"
-                found.append(_Charge(Culprit("host", guilty[0]), lost, "busy core", evidence, {"busy core": lost}))
-            else:
-                found.append(_Charge(Culprit("link", source, target), lost, "slow link", text, {"slow link": lost}))
+        edge = _slow_edge(of_peer, ring, took, alignment)
+        if edge is not None:
+            found.append(_edge_charge(*edge, busy))
     return found
+
+
+def _edge_charge(source: PeerId, target: PeerId, lost: int, text: str, busy: set[PeerId]) -> _Charge:
+    guilty = [peer for peer in (source, target) if peer in busy]
+    if guilty:
+        evidence = f"{text}, and the host of peer {guilty[0]} is busy"
+        return _Charge(Culprit("host", guilty[0]), lost, "busy core", evidence, {"busy core": lost})
+    return _Charge(Culprit("link", source, target), lost, "slow link", text, {"slow link": lost})
+
+
+Edge = tuple[PeerId, PeerId, int, str]
+"""Source, target, what it cost, and the evidence."""
+
+
+def _slow_edge(
+    of_peer: Mapping[PeerId, tuple[int, Op]], ring: Sequence[PeerId], took: int, alignment: Alignment
+) -> Edge | None:
+    """The edge on which payload waited much longer than on those where the others' last payloads came.
+
+    Around a ring or straight, the member at its end is the last to have all payloads. The Done of its source comes
+    behind the payload, on the same lane, and so last of all Dones; where that is not recorded, because Dones went
+    around the ring or were there before, the source is a neighbour in the ring.
+    """
+    last = max(of_peer, key=lambda peer: alignment.time(of_peer[peer][0], of_peer[peer][1].ended.in_last_ns))
+    scores = {peer: _scores_into(peer, of_peer, ring, alignment) for peer in of_peer}
+    score, source = scores[last][0][0], scores[last][1]
+    usual = int(median(most for peer, ((_, most), _) in scores.items() if peer != last))
+    if score < EDGE_LEAD * usual or score == 0:
+        return None
+    waited = f"waited {score / 1e6:.1f} ms (where the others' last payload came from: {usual / 1e6:.1f})"
+    return source, last, min(took, score - usual), f"payload from peer {source} to peer {last} {waited}"
+
+
+def _scores_into(
+    peer: PeerId, of_peer: Mapping[PeerId, tuple[int, Op]], ring: Sequence[PeerId], alignment: Alignment
+) -> tuple[tuple[int, int], PeerId]:
+    """How long payload waited on the edge to a member where its last payload came, and the source of that edge."""
+    place = ring.index(peer)
+    scores = {
+        source: _score(of_peer[source], of_peer[peer], alignment)
+        for source in (ring[place - 1], ring[(place + 1) % len(ring)], of_peer[peer][1].ended.last_peer)
+        if source in of_peer and source != peer
+    }
+    chosen = of_peer[peer][1].ended.last_peer
+    if chosen not in scores:
+        chosen = ring[place - 1]
+    return scores[chosen], chosen
 
 
 def _score(source: tuple[int, Op], target: tuple[int, Op], alignment: Alignment) -> tuple[int, int]:
@@ -402,11 +443,17 @@ def _findings(
     """The culprits that recur, the costliest first."""
     of_subject: dict[tuple[str, PeerId, PeerId], list[_Charge]] = defaultdict(list)
     for _, each in charges:
+        of_step: dict[tuple[str, PeerId, PeerId], list[_Charge]] = defaultdict(list)
         for charge in each:
-            if charge.lost >= least:
-                # A peer's host and its program are one subject: which of the two it is, all of its steps decide.
-                what = "link" if charge.culprit.cause == "link" else "peer"
-                of_subject[what, charge.culprit.peer, charge.culprit.target].append(charge)
+            # A peer's host and its program are one subject: which of the two it is, all of its steps decide.
+            what = "link" if charge.culprit.cause == "link" else "peer"
+            of_step[what, charge.culprit.peer, charge.culprit.target].append(charge)
+        for subject, same in of_step.items():
+            if (lost := sum(charge.lost for charge in same)) >= least:
+                parts: Counter[str] = Counter()
+                for charge in same:
+                    parts.update(charge.parts)
+                of_subject[subject].append(_Charge(same[0].culprit, lost, same[0].kind, same[0].evidence, parts))
     whole = sum(step.took for step, _ in charges)
     totals = {subject: sum(charge.lost for charge in each) for subject, each in of_subject.items()}
     names = {peer: process.begun.name for process in processes for peer in process.peers}

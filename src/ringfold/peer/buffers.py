@@ -113,8 +113,11 @@ class Spans:
         if self.cuda is not None:
             self.cuda.wait_filled(check)
 
-    def pipeline(self, target: "Spans | None") -> Pipeline | None:
-        """The copies of a large op from here to `target` (None: in place), to go on while the engine works on it."""
+    def pipeline(self, target: "Spans | None", rank: int, size: int) -> Pipeline | None:
+        """The copies of a large op from here to `target` (None: in place), to go on while the engine works on it.
+
+        `rank` and `size` are those of the ring. None: the op is not worth it.
+        """
         down, up = self.cuda, self.cuda if target is None else target.cuda
         cuda = [each for each in (down, up) if each is not None]
         if not cuda or sum(array.nbytes for array in self.arrays) < MIN_PIPELINED:
@@ -126,7 +129,7 @@ class Spans:
             return None
         sizes = [(array.nbytes, array.itemsize) for array in self.arrays]
         layout = layout_of([(*size, place) for size, place in zip(sizes, places, strict=True)])
-        return Pipeline(layout, down, up)
+        return Pipeline(layout, down, up, rank, size)
 
     def copy_back(self, pipeline: Pipeline | None = None) -> list[Event]:
         """The op has committed: copy staged results back to the caller's arrays. Streams may go on with it."""

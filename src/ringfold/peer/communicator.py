@@ -664,9 +664,11 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.stopped |= kind is not None
-        if error is not None and self._recording is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
-            self._recording.dump(f"the program raised {error!r}")
-        self.leave()
+        try:
+            if isinstance(error, Exception) and self._recording is not None:
+                self._recording.dump(f"the program raised {error!r}")
+        finally:
+            self.leave()
 
     def __repr__(self) -> str:
         state = "over" if self._session.is_over else f"epoch {self.epoch}, rank {self.rank} of {self.group_size}"

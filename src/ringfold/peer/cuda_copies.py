@@ -25,6 +25,7 @@ What other members see is the op of any other tensor. Until the commit x is as i
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ringfold import _native
@@ -33,13 +34,13 @@ from ringfold.runtime import threads
 
 MIN_PIPELINED = 8 << 20
 """Bytes of an op. The copies of a smaller one take less time than it takes to cut them."""
-BLOCK_BYTES = 1 << 20
+MIN_BLOCK = 512 << 10
 BLOCKS = 32
 """Of a large op there are so many, longer ones: each costs a few microseconds."""
-LANES = 4
-"""Blocks are filled in this many places by turns: as many threads may work on a large op, each on a part of it."""
+PARTS = 4
+"""Blocks are filled in this many places by turns: as many threads may work on an op, each on its part of all chunks."""
 AHEAD = 8
-"""Copies that are queued before the first of them has ended."""
+"""Copies to the host that are queued behind the one that is waited for."""
 MAX_BESIDE = 512 << 20
 """Bytes on the device for results that are not committed yet. An op with more is copied back after its commit."""
 ALIGNMENT = 64
@@ -133,36 +134,35 @@ class CudaCopies:
     def must_fill(self) -> bool:
         return self._must_fill
 
-    def begin_down(self) -> list[tuple[Any, Any]]:
-        """Of each tensor its elements in C order, on the device and on the host, for `down`."""
+    def begin_down(self, lengths: Sequence[Sequence[int]]) -> "Pieces":
+        """Pieces of so many elements of each tensor in C order, to be copied in the stream `down`."""
         with self._after_call(_streams_of(self.device).down, self.device) as down:
             flat = [tensor.contiguous().view(-1) for tensor in self.tensors]
         for tensor in self.tensors:
             tensor.record_stream(down)
         self._filled = []
-        return list(zip(flat, (host.view(-1) for host in self._hosts), strict=True))
+        return Pieces.of(down, flat, self._hosts, lengths)
 
-    def begin_up(self) -> list[tuple[Any, Any]] | None:
-        """The same for `up`, with memory on the device that is not the tensors'; None if there is not enough of it."""
+    def begin_up(self, lengths: Sequence[Sequence[int]]) -> "Pieces | None":
+        """The same for `up`, of memory on the device beside the tensors; None if there is not enough of it."""
         torch = sys.modules["torch"]
-        if sum(host.nbytes for host in self._hosts) > MAX_BESIDE:
+        if sum(array.nbytes for array in self.arrays) > MAX_BESIDE:
             return None
-        with self._after_call(_streams_of(self.device).up, self.device):
+        with self._after_call(_streams_of(self.device).up, self.device) as up:
             try:
                 beside = [torch.empty(host.numel(), dtype=host.dtype, device=self.device) for host in self._hosts]
             except torch.cuda.OutOfMemoryError:
                 return None
-        return list(zip(beside, (host.view(-1) for host in self._hosts), strict=True))
+        return Pieces.of(up, beside, self._hosts, lengths)
 
     def commit(self, beside: Sequence[Any]) -> list[Event]:
-        """The results are complete beside the tensors: copy them there."""
+        """The results are complete beside the tensors, or will be in this stream, `up`: copy them there."""
         up = _streams_of(self.device).up
-        with _Inside(up):
-            for tensor, result in zip(self.tensors, beside, strict=True):
-                with writing(tensor):
-                    tensor.copy_(result.view(tuple(tensor.shape)), non_blocking=True)
-                tensor.record_stream(up)
-            return [up.record_event()]
+        for tensor, result in zip(self.tensors, beside, strict=True):
+            with writing(tensor):
+                tensor.copy_(result.view(tuple(tensor.shape)), non_blocking=True)
+            tensor.record_stream(up)
+        return [up.record_event()]
 
 
 def _pinned(tensors: Sequence[Tensor]) -> list[Any]:
@@ -208,19 +208,14 @@ class _Inside:
 # Pipelined ops
 
 
-class Piece(NamedTuple):
-    """Of a block: elements of a tensor."""
-
-    tensor: int
-    first: int
-    last: int
-
-
 class Layout(NamedTuple):
-    """The blocks of an op: where each ends, and which elements of staged tensors it has."""
+    """The blocks of an op."""
 
     ends: list[int]
-    pieces: list[list[Piece]]
+    pieces: list[list[tuple[int, int]]]
+    """By block: which pieces of which staged tensors it has."""
+    lengths: list[list[int]]
+    """By tensor: how many elements each of its pieces has."""
 
 
 def layout_of(arrays: Sequence[tuple[int, int, int | None]]) -> Layout:
@@ -229,46 +224,72 @@ def layout_of(arrays: Sequence[tuple[int, int, int | None]]) -> Layout:
     Arrays come in the order of their item sizes, the largest first, so no cut is inside an element.
     """
     total = sum(size for size, _, _ in arrays)
-    most = max(BLOCK_BYTES, -(-total // BLOCKS // ALIGNMENT) * ALIGNMENT)
-    ends: list[int] = []
-    pieces: list[list[Piece]] = [[]]
-    at = begin = 0
+    block = max(MIN_BLOCK, -(-total // BLOCKS // ALIGNMENT) * ALIGNMENT)
+    ends = [*range(block, total, block), total]
+    pieces: list[list[tuple[int, int]]] = [[] for _ in ends]
+    lengths: list[list[int]] = [[] for _, _, tensor in arrays if tensor is not None]
+    at = 0
     for size, item, tensor in arrays:
-        done = 0
-        while done < size:
-            count = min(size - done, begin + most - at)
+        last = at + size
+        while at < last:
+            number = at // block
+            count = min(last, ends[number]) - at
             if tensor is not None:
-                pieces[-1].append(Piece(tensor, done // item, (done + count) // item))
-            done, at = done + count, at + count
-            if at == begin + most:
-                ends.append(at)
-                pieces.append([])
-                begin = at
-    if at > begin:
-        ends.append(at)
-    return Layout(ends, pieces[: len(ends)])
+                pieces[number].append((tensor, len(lengths[tensor])))
+                lengths[tensor].append(count // item)
+            at += count
+    return Layout(ends, pieces, lengths)
 
 
-def fill_order(count: int) -> list[int]:
-    """The order in which blocks are filled: by turns in several equal parts of the op."""
-    parts = [range(count * part // LANES, count * (part + 1) // LANES) for part in range(LANES)]
-    longest = max(len(part) for part in parts)
-    return [part[turn] for turn in range(longest) for part in parts if turn < len(part)]
+class Pieces(NamedTuple):
+    """Tensors in pieces, on the device and on the host, and the stream in which they are copied."""
+
+    stream: Any
+    on_device: Sequence[Any]
+    device: list[Sequence[Any]]
+    host: list[Sequence[Any]]
+
+    @classmethod
+    def of(cls, stream: Any, flat: Sequence[Any], hosts: Sequence[Any], lengths: Sequence[Sequence[int]]) -> "Pieces":  # noqa: ANN401
+        device = [tensor.split(each) for tensor, each in zip(flat, lengths, strict=True)]
+        host = [tensor.view(-1).split(each) for tensor, each in zip(hosts, lengths, strict=True)]
+        return cls(stream, flat, device, host)
+
+
+def fill_order(count: int, rank: int, size: int) -> list[int]:
+    """The order in which blocks are filled: as a ring of this size needs them at this rank.
+
+    It sends chunk `rank` of its buffer first, and reduces what comes into those before it, one after the other; a pair
+    has one chunk. Several threads work on a chunk, each on a part of it.
+    """
+    chunks = 1 if size <= 2 else size
+    order = []
+    for turn in range(chunks):
+        number = (rank - turn) % chunks
+        first, last = count * number // chunks, count * (number + 1) // chunks
+        cuts = [first + (last - first) * part // PARTS for part in range(PARTS + 1)]
+        parts = [range(low, high) for low, high in pairwise(cuts)]
+        longest = max(len(part) for part in parts)
+        order += [part[place] for place in range(longest) for part in parts if place < len(part)]
+    return order
 
 
 class Pipeline:
     """The copies of an op, in both directions, while the engine works on it."""
 
-    def __init__(self, layout: Layout, down: CudaCopies | None, up: CudaCopies | None) -> None:
-        """`down` has the tensors that the op reads, `up` those that it writes. All are on one device."""
+    def __init__(self, layout: Layout, down: CudaCopies | None, up: CudaCopies | None, rank: int, size: int) -> None:
+        """`down` has the tensors that the op reads, `up` those that it writes. All are on one device.
+
+        `rank` and `size` are those of the ring, or of one before it: they decide what is copied first.
+        """
         self._layout, self._down, self._up = layout, down, up
         self.blocks = _native.Blocks(layout.ends)
         self._give_up: Callable[[], object] | None = None
         self._error: BaseException | None = None
-        self._order = fill_order(len(layout.ends))
-        self._sources: list[tuple[Any, Any]] = []
+        self._order = fill_order(len(layout.ends), rank, size)
+        self._sources: Pieces | None = None
         self._events: list[Event] = []
-        self._targets: list[tuple[Any, Any]] | None = None
+        self._targets: Pieces | None = None
         self._lock = threads.Lock()
         self._attempt = 0
         self._copied: set[int] = set()
@@ -280,60 +301,59 @@ class Pipeline:
         From then on the copies take as long as the device's link to the host does: whatever the program had queued
         before is done. So an op whose tensors are never ready is never called, as without blocks.
         """
-        if self._down is None or not self._down.must_fill:
-            for block in range(self.blocks.count):
-                self.blocks.fill(block)
-        else:
-            self._sources = self._down.begin_down()
-            for place in range(AHEAD):
-                self._queue_down(place)
-            wait_for(self._events[0], check)
-            self.blocks.fill(self._order[0])
+        if self._down is not None and self._down.must_fill:
+            self._sources = self._down.begin_down(self._layout.lengths)
+            with _Inside(self._sources.stream):
+                self._queue_down(0)
             _in_background(self._watched(self._fill_rest))
-        self._targets = self._up.begin_up() if self._up is not None else None
+        if self._up is not None:
+            self._targets = self._up.begin_up(self._layout.lengths)
         if self._targets is not None:
             _in_background(self._watched(self._copy_final))
+        if self._sources is None:
+            for block in self._order:
+                self.blocks.fill(block)
+        else:
+            wait_for(self._events[0], check)
+            self.blocks.fill(self._order[0])
 
     def _queue_down(self, place: int) -> None:
-        if place >= len(self._order):
-            return
-        assert self._down is not None
-        down = _streams_of(self._down.device).down
-        with _Inside(down):
-            for piece in self._layout.pieces[self._order[place]]:
-                device, host = self._sources[piece.tensor]
-                host[piece.first : piece.last].copy_(device[piece.first : piece.last], non_blocking=True)
-        self._events.append(down.record_event())
+        assert self._sources is not None
+        for tensor, piece in self._layout.pieces[self._order[place]]:
+            self._sources.host[tensor][piece].copy_(self._sources.device[tensor][piece], non_blocking=True)
+        self._events.append(self._sources.stream.record_event())
 
     def _fill_rest(self) -> None:
-        for place in range(1, len(self._order)):
-            self._queue_down(place + AHEAD - 1)
-            if self._is_over:
-                return  # the op was given up
-            self._events[place].synchronize()
-            self.blocks.fill(self._order[place])
+        assert self._sources is not None
+        with _Inside(self._sources.stream):
+            for place in range(1, len(self._order)):
+                while len(self._events) < min(place + AHEAD, len(self._order)):
+                    self._queue_down(len(self._events))
+                self._events[place].synchronize()
+                if self._is_over:
+                    return  # the op was given up
+                self.blocks.fill(self._order[place])
 
     def _copy_final(self) -> None:
-        while not self._is_over:
-            attempt, final = self.blocks.take_final(WAIT_S)
-            with self._lock:
-                if not self._is_over:
-                    self._copy_up(attempt, final)
+        assert self._targets is not None
+        with _Inside(self._targets.stream):
+            while not self._is_over:
+                attempt, final = self.blocks.take_final(WAIT_S)
+                with self._lock:
+                    if not self._is_over:
+                        self._copy_up(attempt, final)
 
     def _copy_up(self, attempt: int, final: Sequence[int]) -> None:
         """Copy final blocks to the device. Of an attempt before this one, nothing counts."""
         if attempt != self._attempt:
             self._attempt, self._copied = attempt, set()
-        assert self._up is not None
         assert self._targets is not None
-        with _Inside(_streams_of(self._up.device).up):
-            for block in final:
-                if block in self._copied:
-                    continue
-                for piece in self._layout.pieces[block]:
-                    device, host = self._targets[piece.tensor]
-                    device[piece.first : piece.last].copy_(host[piece.first : piece.last], non_blocking=True)
-                self._copied.add(block)
+        for block in final:
+            if block in self._copied:
+                continue
+            for tensor, piece in self._layout.pieces[block]:
+                self._targets.device[tensor][piece].copy_(self._targets.host[tensor][piece], non_blocking=True)
+            self._copied.add(block)
 
     def copy_back(self) -> list[Event]:
         """The op has committed: all blocks are final. What is not on the device yet goes there."""
@@ -343,8 +363,9 @@ class Pipeline:
         if self._targets is None:
             return self._up.copy_back()
         attempt, _ = self.blocks.take_final(0)
-        self._copy_up(attempt, range(self.blocks.count))
-        return self._up.commit([device for device, _ in self._targets])
+        with _Inside(self._targets.stream):
+            self._copy_up(attempt, range(self.blocks.count))
+            return self._up.commit(self._targets.on_device)
 
     def end(self) -> None:
         """No thread copies any more what nobody wants."""

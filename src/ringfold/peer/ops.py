@@ -119,7 +119,7 @@ class Ops:
                 quantisation=quantisation,
                 contribute=contribute,
             )
-            pipeline = source.pipeline(target) if is_pipelined else None
+            pipeline = source.pipeline(target, *self._place) if is_pipelined else None
             return self._run_submitted(operation, tag, source, target, submit, pipeline, retry=retry)
         self.check_tag(operation, tag)
         try:
@@ -142,6 +142,13 @@ class Ops:
         info = self.returned(operation, result)
         (target or source).give_back()
         return info
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """This peer's rank in the ring, and the ring's size."""
+        machine = self.session.machine
+        peers = [] if machine.record is None else [member.peer for member in machine.record.members]
+        return (peers.index(machine.peer), len(peers)) if machine.peer in peers else (0, 1)
 
     def _run_submitted(
         self,

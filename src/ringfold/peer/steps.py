@@ -466,6 +466,8 @@ class Loop:
             self._run._set_step(None)
             self._ops.set_step(None)
             self._outstanding.abandon()
+            if self._recording is not None:
+                self._recording.abandon_step()
             self._end_counting(is_over=False)
             self._sigterm.uninstall()
 

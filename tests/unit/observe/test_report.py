@@ -1,6 +1,7 @@
 """The page of a report: one safe, accessible file; and the command that writes it."""
 
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -95,7 +96,7 @@ def test_charts_have_a_sentence_and_tables_a_caption_and_headings(disturbed: Pat
     assert all(heading.get("scope") == "col" for heading in page.all("th"))
     headings = [int(tag[1]) for tag, _, _ in page.seen if tag in ("h1", "h2", "h3")]
     assert headings[0] == 1
-    assert all(after - before <= 1 for before, after in zip(headings, headings[1:], strict=False))
+    assert all(after - before <= 1 for before, after in pairwise(headings))
 
 
 def test_names_and_reasons_of_others_are_text(tmp_path: Path) -> None:

@@ -23,7 +23,15 @@ from ringfold.observe.summary.wording import duration_text, join_words, number_t
 from ringfold.units import MIB, MS, S
 from ringfold.wire.events import EpochRuns, OpEnded, PeerJoined, Stamp, StepEnded, encode_event
 from ringfold.wire.messages import Rollback
-from ringfold.wire.notices import EpochInstalled, EpochRecorded, PeerDiverged, PeerGone, PeerRegistered, StateRolledBack
+from ringfold.wire.notices import (
+    EpochInstalled,
+    EpochRecorded,
+    MasterLost,
+    PeerDiverged,
+    PeerGone,
+    PeerRegistered,
+    StateRolledBack,
+)
 from ringfold.wire.status import Divergence
 
 
@@ -71,6 +79,26 @@ def test_costs_are_the_pauses_between_commits_beyond_the_usual(disturbed: Path) 
     assert costs.aborted_ops == 3
     assert costs.lost_steps == costs.repeated_steps == 0
     assert costs.fetched_bytes == 96 * MIB
+
+
+def test_an_op_that_the_verdict_of_the_change_commits_is_part_of_the_pause(tmp_path: Path) -> None:
+    """The master dies in an op; two seconds later the next one commits it, still in its own epoch."""
+    files = RunDirectory(tmp_path / "run")
+    record = files.record("peer", "a")
+    record.clock(BEGIN_NS)
+    for epoch, when in ((1, 0), (2, 3_000)):
+        record.add(BEGIN_NS + when * MS, EpochRuns(0, epoch, epoch, [1, 2]), peer=1)
+    record.add(BEGIN_NS, PeerJoined(1, 0, 1), peer=1)
+    record.add(BEGIN_NS + 1_010 * MS, MasterLost("10.0.0.1:48148", "its connection closed"), peer=1)
+    for number, (epoch, when) in enumerate([(1, 980), (1, 1_000), (1, 3_001), (2, 3_020), (2, 3_040)]):
+        end = BEGIN_NS + when * MS
+        at = HOSTS[0].monotonic(end - 5 * MS)
+        op = OpEnded("all_reduce", 0, number, epoch, "committed", 64, at, at, step=number)
+        record.add(end, op, peer=1, with_wall=False)
+        record.add(end, StepEnded(number, epoch, 2, at), peer=1, with_wall=False)
+    [failover] = of_kind(summary_of(files.write()), "failover")
+    assert failover.paused_s == pytest.approx(2.0, abs=0.01)
+    assert failover.paused_from_s == pytest.approx(1.0, abs=0.01)
 
 
 def test_members_and_masters_have_their_times(disturbed: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil
 
 from ringfold.observe.report.svg import Scale, Svg, log_ticks, number, ticks, time_label, time_ticks
@@ -226,19 +227,20 @@ def _fit(text: str, pixels: float) -> str:
 
 
 def coarser(points: Sequence[SeriesPoint], most: int) -> list[SeriesPoint]:
-    """At most so many points: neighbours become one, with the mean of their means, the least and the greatest."""
+    """At most so many points: those of a stretch of time become one, with the mean of their means, the least and the
+    greatest. Points on both sides of a long pause stay apart."""
     if len(points) <= most:
         return list(points)
-    size = ceil(len(points) / most)
+    first, span = points[0].at_s, (points[-1].at_s - points[0].at_s) or 1.0
     found = []
-    for first in range(0, len(points), size):
-        some = points[first : first + size]
+    for _, some in groupby(points, lambda point: min(most - 1, int((point.at_s - first) / span * most))):
+        near = list(some)
         found.append(
             SeriesPoint(
-                sum(point.at_s for point in some) / len(some),
-                sum(point.mean for point in some) / len(some),
-                min(point.low for point in some),
-                max(point.high for point in some),
+                sum(point.at_s for point in near) / len(near),
+                sum(point.mean for point in near) / len(near),
+                min(point.low for point in near),
+                max(point.high for point in near),
             )
         )
     return found
@@ -295,11 +297,11 @@ def _value_scale(points: Sequence[SeriesPoint], from_zero: bool) -> tuple[tuple[
 
 
 def _without_gaps(points: Sequence[SeriesPoint], seconds: float) -> list[list[SeriesPoint]]:
-    """Parts between which there was nothing for a tenth of the time and many times longer than usual."""
+    """Parts between which there was nothing for much longer than usual."""
     usual = seconds / max(1, len(points))
     parts: list[list[SeriesPoint]] = [[points[0]]]
     for point in points[1:]:
-        if point.at_s - parts[-1][-1].at_s > max(12 * usual, seconds * 0.1):
+        if point.at_s - parts[-1][-1].at_s > max(12 * usual, seconds * 0.03):
             parts.append([])
         parts[-1].append(point)
     return parts

@@ -270,7 +270,7 @@ def _last_table(work: Sequence[PeerWork]) -> str:
 
 def _slow_steps(summary: Summary) -> str:
     names = {work.peer: work.name for work in summary.work}
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             f"{slow.step:,}",
             text(duration_text(slow.at_s)),
@@ -281,9 +281,14 @@ def _slow_steps(summary: Summary) -> str:
         )
         for slow in summary.slow_steps
     ]
-    columns = ("step", "ended at", "took", "of the median", "most own work", "meanwhile")
+    columns: tuple[str, ...] = ("step", "ended at", "took", "of the median", "most own work", "meanwhile")
     caption = "Steps that took more than twice the median. Most own work: the peer that was longest without an op."
-    return table(caption, columns, rows, "nnnnkw", cards=True)
+    kinds = "nnnnkw"
+    if all(slow.incident for slow in summary.slow_steps):
+        rows = [(*row[:4], row[5]) for row in rows]
+        columns, kinds = (*columns[:4], columns[5]), "nnnnw"
+        caption = "Steps that took more than twice the median."
+    return table(caption, columns, rows, kinds, cards=True)
 
 
 # Ops, links, clocks
@@ -376,6 +381,8 @@ def _clocks(summary: Summary) -> str:
     parts = []
     if summary.clocks:
         parts.append(_clock_part(summary))
+    elif len({record.host for record in summary.records}) == 1:
+        parts.append('<p class="soft">All processes were on one host, and have its clock.</p>')
     elif summary.records:
         parts.append(
             '<p class="soft">No process had the global clock (<code>probe=True</code>): times of different hosts are '

@@ -151,10 +151,14 @@ def _change(
     if not sentences:
         sentences.append(f"The ring changed: {epoch.reason}." if epoch.reason else "The ring changed.")
     gap = costing.gaps.get((epoch.key.group, epoch.key.epoch - 1))
-    paused_s = next_s = None
+    paused_s = next_s = from_s = None
     if gap is not None:
-        paused_s = max(0.0, (gap.longest_ns - costing.usual_gap_ns) / 1e9)
-        next_s = max(0.0, (gap.last_commit_ns - began_ns) / 1e9)
+        pause_ns, end_ns = gap.longest_ns, gap.last_commit_ns
+        if gap.before_end_ns > began_ns and gap.before_ns > pause_ns:
+            pause_ns, end_ns = gap.before_ns, gap.before_end_ns
+        paused_s = max(0.0, (pause_ns - costing.usual_gap_ns) / 1e9)
+        next_s = max(0.0, (end_ns - began_ns) / 1e9)
+        from_s = (end_ns - pause_ns - costing.began_ns) / 1e9
     sentences += _cost_text(epoch)
     return Incident(
         (began_ns - costing.began_ns) / 1e9,
@@ -168,7 +172,7 @@ def _change(
         sum(costing.fetched.get(member.peer, 0) for member in came),
         paused_s,
         next_s,
-        None if gap is None else (gap.last_commit_ns - gap.longest_ns - costing.began_ns) / 1e9,
+        from_s,
     )
 
 

@@ -85,12 +85,17 @@ class PendingOp:
 
 @dataclass(slots=True)
 class Gap:
-    """The time between the last commit in one epoch and the first in a later one: the longest of all survivors."""
+    """The time between the last commit in one epoch and the first in a later one: the longest of all survivors.
+
+    The last op of the old epoch may have been committed by the verdict of the change itself, so what the members waited
+    for it is kept, too. Ends are Unix times.
+    """
 
     longest_ns: int = 0
     last_commit_ns: int = 0
-    """When the last survivor had committed in the later epoch, in Unix time."""
-    peers: int = 0
+    """When the last survivor had committed in the later epoch."""
+    before_ns: int = 0
+    before_end_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -171,11 +176,13 @@ class OpTally:
             self._compare(op)
         self._pending = {}
 
-    def note_gap(self, group: GroupId, old: Epoch, new: Epoch, gap_ns: int, commit_ns: int) -> None:
-        gap = self.gaps.setdefault((group, old, new), Gap())
-        gap.longest_ns = max(gap.longest_ns, gap_ns)
-        gap.last_commit_ns = max(gap.last_commit_ns, commit_ns)
-        gap.peers += 1
+    def note_gap(self, group: GroupId, old: "Commit", new: Epoch, at: int, unix_ns: int) -> None:
+        """A peer's first commit in another epoch, at this time of its host, which is `unix_ns`."""
+        gap = self.gaps.setdefault((group, old.epoch, new), Gap())
+        gap.longest_ns = max(gap.longest_ns, at - old.at)
+        gap.last_commit_ns = max(gap.last_commit_ns, unix_ns)
+        if old.after_ns > gap.before_ns:
+            gap.before_ns, gap.before_end_ns = old.after_ns, unix_ns - (at - old.at)
 
     def log(self, at_ns: int, logged: dict[str, float | None]) -> None:
         """Values of the program; those that are not finite are only counted."""
@@ -206,6 +213,14 @@ class OpTally:
         self.slow_steps[step] = slow
 
 
+class Commit(NamedTuple):
+    """A peer's newest committed op: its epoch, its end, and for how long nothing was committed before."""
+
+    epoch: Epoch
+    at: int
+    after_ns: int
+
+
 class PeerOps:
     """The ops and steps of one record, in the order of the record. Times are CLOCK_MONOTONIC of its host."""
 
@@ -215,8 +230,8 @@ class PeerOps:
         self._group: GroupId = 0
         self._since = 0
         """When it got this peer id."""
-        self._committed: tuple[Epoch, int] | None = None
-        """The epoch and the end of the last committed op of this peer id."""
+        self._committed: Commit | None = None
+        """Of this peer id."""
         self._covered_until = 0
         """No later op covers anything before: ops are recorded in the order of their ends."""
         self._step = -1
@@ -252,9 +267,9 @@ class PeerOps:
             key = OpKey(self._group, op.epoch, op.tag, op.sequence)
             tally.report(key, found, OpReport(self._peer, duration_ns))
         before = self._committed
-        if before is not None and unix_ns is not None and op.epoch > before[0]:
-            tally.note_gap(self._group, before[0], op.epoch, at - before[1], unix_ns)
-        self._committed = (op.epoch, at)
+        if before is not None and unix_ns is not None and op.epoch > before.epoch:
+            tally.note_gap(self._group, before, op.epoch, at, unix_ns)
+        self._committed = Commit(op.epoch, at, 0 if before is None else at - before.at)
 
     def _cover(self, work: WorkTally, op: OpEnded, at: int) -> None:
         """Add what no earlier op covers: where ops overlap, each stretch of time counts once."""
