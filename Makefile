@@ -103,7 +103,8 @@ compiler:
 #
 # The release of PyTorch is fixed; where pip finds no build of it for CPUs, it takes the one for CUDA, which is large:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has the other. Triton is for its interpreter, without a GPU.
-EXTRAS ?= torch==2.13.0 safetensors>=0.4,<1 mpi4py>=4,<5 triton>=3.3,<4 aiohttp>=3.11,<4 playwright>=1.50,<2 axe-playwright-python>=0.1.4,<1
+EXTRAS ?= torch==2.13.0 safetensors>=0.4,<1 mpi4py>=4,<5 triton>=3.3,<4 aiohttp>=3.11,<4 playwright>=1.50,<2 axe-playwright-python>=0.1.4,<1 \
+  textual>=8,<9 opentelemetry-sdk>=1.28,<2 opentelemetry-exporter-otlp-proto-http>=1.28,<2
 
 .PHONY: extras
 extras: .venv/.ready

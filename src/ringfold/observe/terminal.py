@@ -149,8 +149,10 @@ def _counted(group: GroupRow, links: Sequence[LinkRow], width: int) -> list[Text
     worst = sorted(links, key=lambda link: (link.tone == "ok", link.rate))[:NAMED_LINKS]
     named = Text("slowest: ", style="dim")
     for number, link in enumerate(worst):
-        named.append(f"{'' if number == 0 else ', '}{link.source}→{link.target} {size(link.rate)}/s",
-                     style="" if link.tone == "ok" else TONES[link.tone][1])  # fmt: skip
+        is_slow = link.tone != "ok" and link.known
+        rate = f"{size(link.known)}/s known" if is_slow else f"{size(link.rate)}/s"
+        style = "" if link.tone == "ok" else TONES[link.tone][1]
+        named.append(f"{'' if number == 0 else ', '}{link.source}→{link.target} {rate}", style=style)
     for line in (text, named):
         line.truncate(width, overflow="ellipsis")
     return [text, named]
