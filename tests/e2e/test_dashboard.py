@@ -73,7 +73,12 @@ def test_a_real_run_with_a_kill_a_join_a_freeze_a_stall_and_a_failover(
 ) -> None:
     """Each is on the page within seconds, in words, with its reason and its cost; no reload is needed."""
     one, two, port = free_ports(3)
-    store = {"store": f"sqlite://{tmp_path}/journal.db", "lease_s": 3.0, "stall_timeout_s": 2.0, "log_level": "info"}
+    store: dict[str, Any] = {
+        "store": f"sqlite://{tmp_path}/journal.db",
+        "lease_s": 3.0,
+        "stall_timeout_s": 2.0,
+        "log_level": "info",
+    }
     leader = cluster.start_master(listen=f"127.0.0.1:{one}", **store)
     leader.expect_log("leading with fence 1")
     standby = cluster.start_master(listen=f"127.0.0.1:{two}", **store)

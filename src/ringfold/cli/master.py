@@ -126,7 +126,7 @@ async def _serve(resolved: "Resolved", metrics: tuple[str, ...]) -> None:
     def ready() -> None:
         # On standard output, separate from the log: a script that chose port 0 reads the address here.
         typer.echo(f"listening on {', '.join(server.addresses)}")
-        if resolved.switch("dashboard"):
+        if resolved.switch("dashboard") and not dashboards:
             dashboards.append(_dashboard(resolved, server.addresses))
             dashboards[-1].start()
 

@@ -153,7 +153,8 @@ def test_what_master_and_peer_report_both_is_one_incident() -> None:
     view = run.view(DIVERGED_S + 1)
     before = len(view.incidents.all)
     [diverged] = [event for event in run.events(DIVERGED_S - 1, DIVERGED_S + 1) if event.notice.level == "warning"]
-    view.event(Event(Stamp(diverged.stamp.at, diverged.stamp.wall, 2), diverged.notice), diverged.stamp.wall / 1e6)
+    by_peer = msgspec.structs.replace(diverged, stamp=Stamp(diverged.stamp.at, diverged.stamp.wall, 2))
+    view.event(by_peer, diverged.stamp.wall / 1e6)
     assert len(view.incidents.all) == before
 
 
@@ -203,7 +204,8 @@ def test_a_month_of_churn_grows_nothing() -> None:
             notices.EpochRecorded(0, tick + 1, [peer.peer for peer in members], 0, 1),
             notices.EpochInstalled(0, tick + 1, 9),
         ]
-        events = [Event(Stamp(1, at_ms * 1_000_000), notice) for notice in (joined, gone, *epoch)]
+        told: list[EventKind] = [joined, gone, *epoch]
+        events = [Event(Stamp(1, at_ms * 1_000_000), notice) for notice in told]
         view.look(at_ms, _status(members), events)
         view.new_buckets()
         if tick % (3 * 24 * 7) == 3 * 24 * 7 - 1:
