@@ -430,7 +430,7 @@ class RunView:
         row.waited, row.blocked = _percent(rates.waited_share), _percent(rates.blocked_share)
         row.lanes_lost, row.events_dropped = totals.lanes_lost, progress.events_dropped
         row.silent_ms = peer.silent_ms // 100 * 100 if peer.silent_ms >= 500 else 0
-        row.logged = {name: _short(value, 4) for name, value in finite(progress.logged).items()}
+        row.logged = {name: _short(value, 6) for name, value in finite(progress.logged).items()}
         if peer.op_states:
             op = max(peer.op_states, key=lambda each: each.age_ms)
             word = {"V": "waits for others", "P": "runs"}.get(op.state[:1], op.state)

@@ -130,7 +130,7 @@ function updateItem(item, incident, state) {
   setText(title, incident.title);
   const isOpen = !incident.end_ms || (state.bounds && incident.end_ms > state.now);
   setAttribute(item, "data-open", isOpen ? "true" : null);
-  setText(cost, isOpen ? `not over, for ${duration(state.now - incident.begin_ms)}` : incident.cost ?? "");
+  setText(cost, isOpen ? `not over, ${duration(Math.max(0, state.now - incident.begin_ms))} so far` : incident.cost ?? "");
   setText(reason, incident.reason ?? "");
   show(reason, Boolean(incident.reason));
   const lines = incident.details ?? [];
