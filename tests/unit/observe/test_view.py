@@ -199,7 +199,7 @@ def test_a_month_of_churn_grows_nothing() -> None:
         members = [_peer(peer, ops=tick) for peer in range(tick, tick + 4)]
         joined = notices.PeerRegistered(tick + 3, f"p{tick + 3}", 0, "x")
         gone = notices.PeerGone(tick - 1, f"p{tick - 1}", "lost", "it died")
-        epoch = [
+        epoch: list[EventKind] = [
             notices.EpochSealing(0, tick, "a peer was lost"),
             notices.EpochRecorded(0, tick + 1, [peer.peer for peer in members], 0, 1),
             notices.EpochInstalled(0, tick + 1, 9),
