@@ -31,9 +31,9 @@ STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 help:
 	@cat <<'TEXT'
-	make demo          train on four peers while some are killed, frozen and added (under a minute)
+	make demo          train on four peers while some are killed, frozen and added (under a minute); says where its report is
 	make test          all tests: native, unit, transcripts, simulation (100 seeds), real processes
-	make extras        PyTorch, safetensors, mpi4py and Triton into .venv; without them their tests are skipped
+	make extras        PyTorch, aiohttp, Playwright and others into .venv; without them their tests are skipped
 	make check         ruff, clang-format, mypy --strict, the tidy test, and clang-tidy over changed files
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
@@ -41,6 +41,7 @@ help:
 	make fuzz          hostile input and fresh examples for MINUTES=10; what is found is kept in tests/fuzz/corpus
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
 	make plot          docs/images/allreduce-16-cores.svg from the reports in benchmarks/results
+	make screenshots   docs/images/dashboard-*.png again (needs Chromium; like a desktop's with the font Inter)
 	make native-tidy   clang-tidy over all native files
 	make native-check  the native tests under ASan and UBSan, then under TSan
 	make tsan-e2e      some of the tests with real processes, with the native module under TSan
@@ -102,7 +103,8 @@ compiler:
 #
 # The release of PyTorch is fixed; where pip finds no build of it for CPUs, it takes the one for CUDA, which is large:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has the other. Triton is for its interpreter, without a GPU.
-EXTRAS ?= torch==2.13.0 safetensors>=0.4,<1 mpi4py>=4,<5 triton>=3.3,<4
+EXTRAS ?= torch==2.13.0 safetensors>=0.4,<1 mpi4py>=4,<5 triton>=3.3,<4 aiohttp>=3.11,<4 playwright>=1.50,<2 axe-playwright-python>=0.1.4,<1 \
+  textual>=8,<9 opentelemetry-sdk>=1.28,<2 opentelemetry-exporter-otlp-proto-http>=1.28,<2
 
 .PHONY: extras
 extras: .venv/.ready
@@ -195,6 +197,10 @@ RESULTS_16 = $(sort $(wildcard benchmarks/results/allreduce-16-cores*.json))
 plot: .venv/.ready
 	@test -n "$(RESULTS_16)" || { echo "error: no benchmarks/results/allreduce-16-cores*.json" >&2; exit 1; }
 	$(BIN)/ringfold bench plot $(RESULTS_16) -o docs/images/allreduce-16-cores.svg
+
+.PHONY: screenshots
+screenshots: .venv/.ready
+	$(BIN)/python -m ringfold.tools.screenshots docs/images
 
 docs: .venv/.ready
 	$(call STEP,reference pages and the native stub)

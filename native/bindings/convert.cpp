@@ -36,6 +36,8 @@ nb::dict to_python(const Stats& stats) {
 
 namespace {
 
+constexpr std::size_t least_blocks_bytes = std::size_t{1} << 20;
+
 using Range = std::pair<const std::byte*, const std::byte*>;
 
 std::vector<Range> sorted_ranges(std::vector<Range> ranges) {
@@ -85,6 +87,17 @@ quantize::Scheme checked_scheme(int quantisation, const OpSpec& spec) {
   return scheme;
 }
 
+// An op that is small enough to travel inside Done reads its memory at once.
+BlocksPtr checked_blocks(const BlocksPtr& blocks, const OpSpec& spec) {
+  if (blocks == nullptr) return blocks;
+  std::size_t bytes = 0;
+  for (const Span& span : spec.spans) bytes += span.bytes;
+  if (spec.kind != OpKind::all_reduce || bytes < least_blocks_bytes || blocks->bytes() != bytes) {
+    throw nb::value_error("blocks are for an all_reduce of a MiB or more, and end where it ends");
+  }
+  return blocks;
+}
+
 }  // namespace
 
 Call make_call(const OpRequest& request) {
@@ -127,6 +140,7 @@ Call make_call(const OpRequest& request) {
   if (gathers) call.spec.gathered = static_cast<std::byte*>(target->front().data());
   call.spec.scheme = checked_scheme(request.quantisation, call.spec);
   settle_aliases(call.spec, target ? *target : std::vector<Array>{});
+  call.spec.blocks = checked_blocks(request.blocks, call.spec);
   call.arrays = source;
   if (target) call.arrays.insert(call.arrays.end(), target->begin(), target->end());
   return call;

@@ -23,6 +23,11 @@ Bytes from_python(const nb::bytes& bytes);
 nb::bytes to_python(const Bytes& bytes);
 nb::dict to_python(const Stats& stats);
 
+// Blocks, held by Python. Ops hold the same without it: their threads must not need the GIL to let go of it.
+struct PyBlocks {
+  BlocksPtr blocks;
+};
+
 // A collective as Python requests it. The arrays are read and written until the op has ended.
 struct OpRequest {
   int kind = 0;
@@ -37,6 +42,7 @@ struct OpRequest {
   int quantisation = 0;
   bool again = false;
   bool contribute = true;
+  BlocksPtr blocks{};
   std::vector<nb::object> source_objects{};  // what Python passed in
   std::optional<std::vector<nb::object>> target_objects{};
 };

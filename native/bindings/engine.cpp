@@ -26,7 +26,8 @@ class PyEngine {
     std::uint64_t op = 0;
     {
       nb::gil_scoped_release free;
-      op = engine_.submit(std::move(call.spec));
+      // The caller of an op with blocks drives it, too, but it must know its number before: to give it up.
+      op = call.spec.blocks ? engine_.submit_to_drive(std::move(call.spec)) : engine_.submit(std::move(call.spec));
     }
     kept_.emplace(op, std::move(call.arrays));
     return op;
@@ -236,7 +237,7 @@ void bind_engine(nb::module_& m) {
       "The smoothed and the minimum RTT of each path to a peer in microseconds; 0 where none was measured lately.");
   cls.def(
       "submit", [](PyEngine& self, const OpRequest& request) { return self.submit(make_call(request)); }, "request"_a,
-      "Begin an op that the engine's own thread drives; its id.");
+      "Begin an op that the engine's own thread drives, or run_op() if it has blocks; its id.");
   cls.def(
       "collective", [](PyEngine& self, const OpRequest& request) { return self.collective(make_call(request)); },
       "request"_a, "Begin an op, drive it from this thread to its end, and return its result.");

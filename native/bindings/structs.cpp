@@ -98,14 +98,52 @@ PyGetSetDef op_result_fields[] = {
 PyType_Slot op_result_slots[] = {{Py_tp_getset, op_result_fields}, {0, nullptr}};
 
 void bind_ops(nb::module_& m) {
+  nb::class_<PyBlocks> blocks(m, "Blocks", "How far the copies of an op's memory are, from a device and towards it.");
+  blocks.def(
+      "__init__",
+      [](PyBlocks* self, std::vector<std::size_t> ends) {
+        new (self) PyBlocks{std::make_shared<Blocks>(std::move(ends))};
+      },
+      "ends"_a, "Where each block of the op's bytes ends.");
+  blocks.def(
+      "fill", [](const PyBlocks& self, std::size_t block) { self.blocks->fill(block); }, "block"_a,
+      "The caller's values are there: the op may use them.");
+  blocks.def_prop_ro("count", [](const PyBlocks& self) { return self.blocks->count(); });
+  blocks.def_prop_ro("filled", [](const PyBlocks& self) { return self.blocks->filled(); }, "How many are filled.");
+  blocks.def(
+      "take_final",
+      [](const PyBlocks& self, double timeout_s) {
+        Blocks::Final final;
+        {
+          nb::gil_scoped_release free;
+          final = self.blocks->take_final(static_cast<Ns>(timeout_s * 1e9));
+        }
+        return std::pair(final.attempt, std::move(final.blocks));
+      },
+      "timeout_s"_a,
+      "Block without the GIL until blocks have their results, or it is closed: the attempt, and those that were not "
+      "taken before.");
+  blocks.def("close", [](const PyBlocks& self) { self.blocks->close(); }, "Wake the thread in take_final.");
+
   nb::class_<OpRequest> request(m, "OpRequest", "A collective. Its arrays are read and written until it has ended.");
   request.def(
       "__init__",
       [](OpRequest* self, int kind, int reduce_op, std::uint64_t tag, std::vector<nb::object> source,
          std::vector<int> dtypes, int retry, Ns timeout_ns, std::optional<std::vector<nb::object>> target, int root,
-         int quantisation, bool again, bool contribute) {
-        OpRequest made{kind,  reduce_op,  tag,          root,  arrays_of(source), {}, std::move(dtypes),
-                       retry, timeout_ns, quantisation, again, contribute};
+         int quantisation, bool again, bool contribute, std::optional<PyBlocks> blocks) {
+        OpRequest made{kind,
+                       reduce_op,
+                       tag,
+                       root,
+                       arrays_of(source),
+                       {},
+                       std::move(dtypes),
+                       retry,
+                       timeout_ns,
+                       quantisation,
+                       again,
+                       contribute,
+                       blocks ? blocks->blocks : nullptr};
         if (target) made.target = arrays_of(*target);
         made.source_objects = std::move(source);
         made.target_objects = std::move(target);
@@ -113,12 +151,13 @@ void bind_ops(nb::module_& m) {
       },
       nb::kw_only(), "kind"_a, "reduce_op"_a, "tag"_a, "source"_a, "dtypes"_a, "retry"_a, "timeout_ns"_a,
       "target"_a.none() = nb::none(), "root"_a = 0, "quantisation"_a = 0, "again"_a = false, "contribute"_a = true,
+      "blocks"_a.none() = nb::none(),
       nb::sig(
           "def __init__(self, *, kind: int, reduce_op: int, tag: int, source: Sequence[NDArray], "
           "dtypes: Sequence[int], retry: int, timeout_ns: int, target: Sequence[NDArray] | None = None, root: int = 0, "
-          "quantisation: int = 0, again: bool = False, contribute: bool = True) -> None"),
+          "quantisation: int = 0, again: bool = False, contribute: bool = True, blocks: Blocks | None = None) -> None"),
       "`again`: another attempt of the last call on this tag. Without `contribute` the content of `source` has no part "
-      "in a reduction. Without `target` the op is in place.");
+      "in a reduction. Without `target` the op is in place. With `blocks` it goes on as they are filled.");
   request.def_ro("kind", &OpRequest::kind);
   request.def_ro("reduce_op", &OpRequest::reduce_op);
   request.def_ro("tag", &OpRequest::tag);

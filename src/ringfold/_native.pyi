@@ -46,12 +46,38 @@ def hash_root(hashes: bytes, total_bytes: int) -> int:
     The rf64 root of an array, from what `hash_blocks` gave for it and its size.
     """
 
+class Blocks:
+    """
+    How far the copies of an op's memory are, from a device and towards it.
+    """
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        """Where each block of the op's bytes ends."""
+
+    def fill(self, block: int) -> None:
+        """The caller's values are there: the op may use them."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def filled(self) -> int:
+        """How many are filled."""
+
+    def take_final(self, timeout_s: float) -> tuple[int, list[int]]:
+        """
+        Block without the GIL until blocks have their results, or it is closed: the attempt, and those that were not taken before.
+        """
+
+    def close(self) -> None:
+        """Wake the thread in take_final."""
+
 class OpRequest:
     """A collective. Its arrays are read and written until it has ended."""
 
-    def __init__(self, *, kind: int, reduce_op: int, tag: int, source: Sequence[NDArray], dtypes: Sequence[int], retry: int, timeout_ns: int, target: Sequence[NDArray] | None = None, root: int = 0, quantisation: int = 0, again: bool = False, contribute: bool = True) -> None:
+    def __init__(self, *, kind: int, reduce_op: int, tag: int, source: Sequence[NDArray], dtypes: Sequence[int], retry: int, timeout_ns: int, target: Sequence[NDArray] | None = None, root: int = 0, quantisation: int = 0, again: bool = False, contribute: bool = True, blocks: Blocks | None = None) -> None:
         """
-        `again`: another attempt of the last call on this tag. Without `contribute` the content of `source` has no part in a reduction. Without `target` the op is in place.
+        `again`: another attempt of the last call on this tag. Without `contribute` the content of `source` has no part in a reduction. Without `target` the op is in place. With `blocks` it goes on as they are filled.
         """
 
     @property
@@ -564,7 +590,9 @@ class Engine:
         """
 
     def submit(self, request: OpRequest) -> int:
-        """Begin an op that the engine's own thread drives; its id."""
+        """
+        Begin an op that the engine's own thread drives, or run_op() if it has blocks; its id.
+        """
 
     def collective(self, request: OpRequest) -> OpResult:
         """

@@ -39,8 +39,11 @@ class Recorded:
 
     def wait_text(self, selector: str, text: str) -> None:
         """Wait until an element contains this text."""
-        found = self.page.locator(selector).filter(has_text=text).first
-        found.wait_for()
+        try:
+            self.page.locator(selector).filter(has_text=text).first.wait_for()
+        except Exception as error:
+            shown = self.page.inner_text("body")
+            raise AssertionError(f"{text!r} is not in {selector} within {WAIT_MS} ms; the page:\n{shown}") from error
 
     def check(self, url: str) -> None:
         """The console has no error, and nothing was requested from another host."""

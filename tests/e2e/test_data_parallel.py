@@ -376,6 +376,42 @@ def test_two_of_four_are_killed_and_the_history_gives_the_same_bits(
         peer.wait_success()
 
 
+def train_quantised(me: ProgramContext) -> None:
+    """The right branch is used by rank 0 only, and by nobody in the last step. Averages are near, and equal."""
+    torch.set_num_threads(1)
+    net, reference = Net(), Net()
+    with me.join() as run:
+        while run.group_size < 2:
+            run.update_topology(min_world=2)
+        model = DataParallel(net, run, bucket_bytes=64, quantize="minmax8")
+        right = []
+        for step in run.steps(until=2, min_world=2):
+            branches = ("left", "right") if run.rank == 0 and step.number == 0 else ("left",)
+            model(batch() * (run.rank + 1), *branches).backward()
+            for name in ("left", "right"):
+                wanted = torch.zeros(5, 6)
+                for rank in range(2):
+                    if name == "left" or (rank == 0 and step.number == 0):
+                        reference.zero_grad()
+                        reference(batch() * (rank + 1), name).backward()
+                        wanted += getattr(reference, name).weight.grad / 2
+                found = getattr(net, name).weight.grad
+                right.append(bool((found - wanted).abs().max() <= wanted.abs().max() / 50))
+            bits = b"".join(each.grad.numpy().tobytes() for each in net.parameters() if each.requires_grad)
+            me.report("step", right=right, bits=bits.hex())
+            net.zero_grad()
+
+
+@pytest.mark.waiting
+def test_quantised_averages_are_near_and_have_the_same_bits(cluster: ProgramCluster) -> None:
+    cluster.start_master()
+    peers = cluster.start_program(train_quantised, 2)
+    for _ in range(2):
+        steps = [peer.expect("step", timeout_s=120) for peer in peers]
+        assert steps[0]["bits"] == steps[1]["bits"]
+        assert all(all(step["right"]) for step in steps)
+
+
 @pytest.mark.waiting
 def test_a_newcomer_has_the_order_of_the_buckets_that_the_others_agreed_on(cluster: ProgramCluster) -> None:
     master = cluster.start_master()

@@ -126,6 +126,9 @@ class Channel {
   void begin(Ns now, const PartPtr& part);
   void replay(const PartPtr& part);
   void end(const PartPtr& part, bool committed);
+  // Ops whose memory is still being filled go on with what is there. True: some of them can.
+  bool look_at_blocks();
+  bool is_filling() const { return filling_ > 0; }
   // A frame about an op as a whole.
   void send(Side to, const FrameHeader& header, Payload payload);
   // The neighbour broke the protocol, as the core found: the link is dropped.
@@ -194,13 +197,17 @@ class Channel {
   void report(Report report, bool is_urgent = true);
   void violation(Link& link, std::string reason);
 
-  // Where a frame came from. What came through shared memory has no CRC.
+  // Where a frame came from, and how long that took from its first byte to its last (0: it is not known). What came
+  // through shared memory has no CRC.
   struct Source {
     Side side;
     bool in_memory;
+    PeerId peer = 0;
+    Ns took = 0;
   };
 
   void process(Lane& lane);
+  void process_read(Lane& lane, std::string& why);
   std::size_t process_frame(Lane& lane, std::span<const std::byte> bytes, std::string& why);
   bool on_frame(Lane& lane, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_mark(Lane& lane, std::uint32_t epoch, std::string& why);
@@ -247,6 +254,7 @@ class Channel {
   std::unordered_map<std::uint64_t, TagState> tags_;
   std::uint32_t first_sequence_ = 0;
   std::vector<PartPtr> running_;     // in the order they were called
+  std::size_t filling_ = 0;          // of these, whose blocks are not all filled
   std::size_t largest_segment_ = 0;  // of an op of this epoch
   struct EarlyBytes {
     std::size_t sent = 0;      // to a member that is not known to have called their op

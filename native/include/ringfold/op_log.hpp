@@ -1,4 +1,4 @@
-// What has become of the last ops, for whoever wants to know it later: records of events, flight records, traces.
+// What has become of the last ops: for records of events, flight records and traces.
 //
 // A ring of fixed size: an op costs a copy of one entry, whether or not anybody reads it, and what nobody has read in
 // time is overwritten. It belongs to the op table: see there who may touch it.
@@ -15,17 +15,18 @@
 
 namespace ringfold {
 
-// One ended op, as Python unpacks it (peer/op_log.py): little-endian and without padding. Times are of CLOCK_MONOTONIC,
+// One ended op, as Python unpacks it (peer/recording.py): little-endian and without padding. Times are of CLOCK_MONOTONIC,
 // 0: there is none. OpEnded in wire/events.py says what they mean.
 struct OpEntry {
   std::uint64_t tag = 0, step = 0, bytes = 0, sent_bytes = 0, received_bytes = 0;
-  PeerId last_peer = 0;
+  PeerId last_peer = 0, arriving_from = 0;
   Ns called = 0, started = 0, out_first = 0, out_last = 0, in_first = 0, in_last = 0, local = 0, ended = 0, blocked = 0;
+  Ns arriving = 0;
   std::uint32_t sequence = 0, epoch = 0, call = 0, attempts = 0;
   std::uint8_t kind = 0, outcome = 0, small = 0;
   std::array<std::uint8_t, 5> reserved{};
 };
-static_assert(sizeof(OpEntry) == 144 && std::endian::native == std::endian::little);
+static_assert(sizeof(OpEntry) == 160 && std::endian::native == std::endian::little);
 
 // Committed ops by their duration: class i is up to 16 us * 4^i, the last one is without a bound.
 inline constexpr std::size_t duration_classes = 11;

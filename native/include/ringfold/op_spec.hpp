@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ringfold/blocks.hpp"
 #include "ringfold/frame.hpp"
 #include "ringfold/kernels.hpp"
 #include "ringfold/plan.hpp"
@@ -54,6 +55,7 @@ struct OpSpec {
   std::uint32_t call = 0;
   // all_gather: the output of all ranks' bytes; reduce_scatter: the output of this rank's chunk.
   std::byte* gathered = nullptr;
+  BlocksPtr blocks{};  // all_reduce: what is in the spans is still being copied there
 };
 
 // Bytes that several holders share without copying them: a small op's payload is folded, forwarded and kept for a seal.

@@ -11,6 +11,9 @@
 // value without contributors has no bytes and travels as an empty segment; where it is final it is written as zeros.
 // What is reduced with it is passed on unchanged, so the bits are those of a reduction by the contributors alone.
 //
+// Where the op has blocks (`blocks.hpp`), a segment is sent, reduced or overwritten only when its range is filled. What
+// comes before that is copied, and waits.
+//
 // A part belongs to its channel: only the thread that drives the channel touches it, or one that has stopped the
 // channel. Of its op it reads what does not change while the op runs: what was asked, its name, and where the backup
 // is. Parts of one op never share a byte of memory that they write.
@@ -91,15 +94,18 @@ class OpPart {
     std::size_t eager_sent = 0;
     std::size_t early_sent = 0;                       // of these, before it was known to have called the op
     std::size_t early_received = 0;                   // payload that came before Ready was sent to it
+    Ns arriving = 0;                                  // how long its segments took, each from first to last byte
     std::array<std::uint64_t, max_paths> assigned{};  // bytes by path
     Fifo<Sendable> own{}, forwards{}, again{};
   };
   std::vector<SideState> sides;  // as many as the plan uses, the ring's two at least
   std::uint64_t sent_bytes = 0, received_bytes = 0;
-  // When payload was first and last handed to the transport, and came; and for how long some of it waited for the
-  // transport, in all. Kept by the channel, for people: nothing is decided by it.
+  // When payload was first and last handed to the transport, and came; for how long some of it waited for the
+  // transport, in all; and for how long segments were arriving from the member with which that took longest. Kept by
+  // the channel, for people: nothing is decided by it.
   struct Times {
-    Ns out_first = 0, out_last = 0, in_first = 0, in_last = 0, blocked = 0;
+    Ns out_first = 0, out_last = 0, in_first = 0, in_last = 0, blocked = 0, arriving = 0;
+    PeerId arriving_from = 0;
   } times;
   // Whether what is passed on will need its CRC. Where it was not computed and is needed after all, sending computes
   // it.
@@ -114,7 +120,7 @@ class OpPart {
   bool has_sendable(Side to) const {
     if (to >= sides.size()) return false;
     const SideState& side = sides[to];
-    return !side.again.empty() || !side.forwards.empty() || !side.own.empty();
+    return !side.again.empty() || !side.forwards.empty() || (!side.own.empty() && is_here(side.own.front()));
   }
   const Sendable& next_sendable(Side to) const {
     const SideState& side = sides[to];
@@ -141,11 +147,16 @@ class OpPart {
   Applied apply(Side from, std::uint16_t stage, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
                 std::optional<std::uint32_t> crc, std::uint32_t contributors, bool ignore_bitmap = false);
 
+  // Whether blocks are still to be filled, as far as it has looked.
+  bool is_filling() const { return is_filling_; }
+  // Looks again, and applies what has waited for a block. False: nothing has changed.
+  bool look_at_blocks();
+
   // Puts back every byte that was overwritten in place.
   void restore();
 
  private:
-  // A segment that came before the one it is to be reduced into.
+  // A segment that came before the one it is to be reduced into, or before the memory for it is filled.
   struct Early {
     std::uint16_t stage;
     std::uint64_t offset;
@@ -182,6 +193,12 @@ class OpPart {
   void count_wire_bytes();
   Bytes encoded(std::size_t from, std::size_t to) const;
   void apply_early(std::uint16_t after, std::uint64_t offset);
+  bool apply_next_filled();
+  void apply_again(std::size_t early);
+  bool must_wait(const Receive& receive, std::uint64_t offset) const;
+  bool is_filled(std::size_t from, std::size_t to) const;
+  bool is_here(const Sendable& own) const;
+  void note_final(const Receive& receive, const Incoming& in);
   std::byte* work(std::size_t at) const;
   std::size_t bit_of(std::uint16_t stage, std::uint64_t offset) const;
   bool received(std::uint16_t stage, std::uint64_t offset) const;
@@ -194,6 +211,8 @@ class OpPart {
   // By stage: contributors of the value here, as long as a later stage is reduced into it.
   std::vector<std::uint32_t> stage_counts_;
   std::vector<Early> early_;
+  std::size_t filled_ = 0;  // blocks
+  bool is_filling_ = false;
 };
 
 using PartPtr = std::shared_ptr<OpPart>;

@@ -496,13 +496,21 @@ void OpTable::record(const Op& op) {
     if (op.small) continue;
     entry.in_first = earlier(entry.in_first, times.in_first);
     entry.in_last = std::max(entry.in_last, times.in_last);
+    if (times.arriving > entry.arriving) {
+      entry.arriving = times.arriving;
+      entry.arriving_from = times.arriving_from;
+    }
   }
+  // Channels have threads and clocks of their own, and several lanes of a part may wait at the same time.
+  if (!op.small && entry.local > 0) entry.local = std::max(entry.local, entry.in_last);
+  entry.ended = std::max({entry.ended, entry.called, entry.local, entry.in_last, entry.out_last});
+  entry.blocked = std::clamp<Ns>(entry.blocked, 0, entry.ended - std::max(entry.started, entry.called));
   log_.add(entry);
   if (op.result.status != OpStatus::ok) return;
   const Ns busy = std::max<Ns>(entry.ended - entry.started, 0);
   stats_.op_bytes += entry.bytes;
   stats_.busy += static_cast<std::uint64_t>(busy);
-  stats_.blocked += static_cast<std::uint64_t>(std::clamp<Ns>(entry.blocked, 0, busy));
+  stats_.blocked += static_cast<std::uint64_t>(entry.blocked);
   stats_.waited += static_cast<std::uint64_t>(std::clamp<Ns>(entry.in_first - entry.started, 0, busy));
   ++stats_.durations[duration_class(busy)];
 }

@@ -166,7 +166,7 @@ void LaneSockets::ring(Socket& socket) {
 }
 
 bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
-  bool progressed = false;
+  bool progressed = channel_.look_at_blocks();
   const bool all = ++polls_ % 8 == 0;  // now and then also where little comes
   for (Socket& socket : sockets_) {
     if (stops.load(std::memory_order_relaxed) > 0) return true;
@@ -181,6 +181,7 @@ bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
 }
 
 void LaneSockets::poll_pipes(Ns now) {
+  channel_.look_at_blocks();
   for (Socket& socket : sockets_) {
     if (!socket.pipe || !channel_.has(socket.conn)) continue;
     if (socket.reading) read_pipe(socket);
@@ -250,7 +251,7 @@ bool LaneSockets::has_unsent() const {
 
 int LaneSockets::longest_wait_ms() const {
   if (channel_.has_dirty()) return 0;
-  if (channel_.has_shared() && channel_.shared_in_flight()) return 1;
+  if (channel_.is_filling() || (channel_.has_shared() && channel_.shared_in_flight())) return 1;
   return channel_.has_parts() ? 10 : -1;
 }
 

@@ -122,6 +122,7 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   final_count_.reset();
   parts.clear();
   unfinished_parts_ = 0;
+  if (spec.blocks) spec.blocks->restart();
   if (small) {
     payloads.resize(size_);
     parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));

@@ -29,7 +29,8 @@ OpPart::OpPart(const Op& op, std::uint32_t channel, Plan plan)
       sides(plan.bytes_from.size()),
       plan_(std::move(plan)),
       bitmap_((plan_.receive_segments + 63) / 64),
-      stage_counts_(plan_.receives.size()) {
+      stage_counts_(plan_.receives.size()),
+      is_filling_(op.spec.blocks != nullptr && !op.spec.blocks->are_all_filled()) {
   queue_own();
   if (quantised() && !op.small) count_wire_bytes();
 }
@@ -170,7 +171,7 @@ OpPart::Applied OpPart::apply(Side from, std::uint16_t stage, std::uint64_t offs
   if (length != (contributors > 0 ? value_bytes : 0)) return Applied::invalid;
   const bool seen = received(stage, offset);
   if (seen && !ignore_bitmap) return Applied::duplicate;
-  if (receive.after >= 0 && !received(static_cast<std::uint16_t>(receive.after), offset)) {
+  if (must_wait(receive, offset)) {
     for (const Early& other : early_) {
       if (other.stage == stage && other.offset == offset) return Applied::duplicate;
     }
@@ -189,8 +190,50 @@ OpPart::Applied OpPart::apply(Side from, std::uint16_t stage, std::uint64_t offs
   }
   if (quantised()) write_quantised(receive, in);
   else write(receive, in);
+  if (op.spec.blocks != nullptr && !seen) note_final(receive, in);
   apply_early(stage, offset);
   return Applied::yes;
+}
+
+// For the segment that it is reduced into, or for memory to be filled.
+bool OpPart::must_wait(const Receive& receive, std::uint64_t offset) const {
+  if (receive.after >= 0 && !received(static_cast<std::uint16_t>(receive.after), offset)) return true;
+  return !is_filled(offset, segment_end(receive.chunk, offset));
+}
+
+bool OpPart::is_filled(std::size_t from, std::size_t to) const {
+  return !is_filling_ || op.spec.blocks->is_filled(from, to);
+}
+
+bool OpPart::is_here(const Sendable& own) const {
+  if (!is_filling_ || own.contributors == 0) return true;
+  return is_filled(own.offset,
+                   quantised() ? segment_end(plan_.origins.front().chunk, own.offset) : own.offset + own.length);
+}
+
+bool OpPart::look_at_blocks() {
+  if (!is_filling_) return false;
+  const std::size_t filled = op.spec.blocks->filled();
+  if (filled == filled_) return false;
+  filled_ = filled;
+  is_filling_ = filled < op.spec.blocks->count();
+  while (apply_next_filled()) {
+  }
+  return true;
+}
+
+bool OpPart::apply_next_filled() {
+  for (std::size_t i = 0; i < early_.size(); ++i) {
+    if (must_wait(plan_.receives[early_[i].stage], early_[i].offset)) continue;
+    apply_again(i);
+    return true;
+  }
+  return false;
+}
+
+void OpPart::note_final(const Receive& receive, const Incoming& in) {
+  if (receive.last_reduce || !receive.reduce)
+    op.spec.blocks->add_final(in.offset, segment_end(receive.chunk, in.offset));
 }
 
 // Counts the contributors of the value that a segment makes. False: they cannot be so many.
@@ -209,12 +252,16 @@ void OpPart::apply_early(std::uint16_t after, std::uint64_t offset) {
   for (std::size_t i = 0; i < early_.size(); ++i) {
     const Receive& receive = plan_.receives[early_[i].stage];
     if (receive.after != after || early_[i].offset != offset) continue;
-    const Early found = std::move(early_[i]);
-    early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
-    apply(receive.from, found.stage, offset, found.payload.data(), static_cast<std::uint32_t>(found.payload.size()),
-          found.crc, found.contributors);
+    if (!must_wait(receive, offset)) apply_again(i);
     return;
   }
+}
+
+void OpPart::apply_again(std::size_t early) {
+  const Early found = std::move(early_[early]);
+  early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(early));
+  apply(plan_.receives[found.stage].from, found.stage, found.offset, found.payload.data(),
+        static_cast<std::uint32_t>(found.payload.size()), found.crc, found.contributors);
 }
 
 std::uint32_t OpPart::divisor(const Receive& receive, std::uint32_t contributors) const {

@@ -1,8 +1,9 @@
 """The command line: one file per command. A command parses its arguments, calls a package, and prints the result.
 
 `output.py` has tables, JSON and error messages, and `logs.py` sets up logging. Commands of a run: `master.py`,
-`status.py`, `top.py`, `events.py`, `dashboard.py`, `replay.py`, `runs.py`, `evict.py`, `probe/`. Of this machine:
-`agent.py`, `doctor.py`, `config.py`, `lab.py`. `viewer_token.py` prints a token, `serving.py` serves metrics.
+`status.py`, `top.py`, `events.py`, `otel.py`, `dashboard.py`, `replay.py`, `runs.py`, `evict.py`, `probe/`. Of a run
+directory: `report.py`, `trace.py`. Of this machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`. `viewer_token.py`
+prints a token, `serving.py` serves metrics.
 `checkpoint.py` exports and imports checkpoints. `iterate.py` runs a command per global iteration. `reference.py` writes
 the reference pages. The programs `demo`, `soak` and `bench` are in `ringfold.tools`.
 
@@ -42,6 +43,8 @@ COMMANDS = (
     Command("events", "Show what happened in a run: from a master, or from a run directory.", "events"),
     Command("dashboard", "Serve a web page that shows runs live.", "dashboard"),
     Command("replay", "Show finished runs on the same page, with a time slider.", "replay"),
+    Command("top", "Show a run on the terminal, live, with keys to sort and to look at one peer.", "top"),
+    Command("otel", "Send steps, syncs, epoch changes and failovers to an OpenTelemetry collector.", "otel"),
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
     Command("report", "Write one HTML page about a run: what happened, what it cost, who was slow.", "report"),

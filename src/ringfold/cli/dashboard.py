@@ -28,22 +28,22 @@ def dashboard(
     address it connects to the masters of the settings (`master`, by default on this machine).
 
     The page is on loopback by default. If there is a join token, the printed address has a token that is derived from
-    it: whoever has the address may look, and cannot join. Needs `pip install 'ringfold[dashboard]'`.
+    it: who has the address may look, and cannot join. Needs `pip install 'ringfold[dashboard]'`.
     """
     import asyncio
 
     from ringfold import config as settings
-    from ringfold.observe.dashboard.access import view_token
 
     check_installed()
     from ringfold.observe.dashboard.live import LiveRuns
     from ringfold.observe.dashboard.server import DashboardServer
+    from ringfold.wire.proof import viewer_token
 
     arguments = {"master": address, "run": run, "token_file": token_file, "config": config}
     resolved = settings.load({**arguments, "dashboard_listen": listen})
     token = resolved.token()
     source = LiveRuns(resolved.listed("master"), token, resolved.named_run())
-    server = DashboardServer(source, view_token(token))
+    server = DashboardServer(source, viewer_token(token) if token else "")
 
     async def serve() -> None:
         async with source:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ringfold.errors import MasterUnreachable
     from ringfold.observe.stream import Filter, Seen
 
-LookAt = "Seen | MasterUnreachable"
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 
 
@@ -47,21 +46,26 @@ def events(
     from contextlib import suppress
 
     from ringfold import config as settings
-    from ringfold.errors import UsageError
     from ringfold.runtime.clock import unix_ns
 
     wanted = _filter(peer, kind, level, since, until, unix_ns())
     resolved = settings.load({"token_file": token_file, "run": run, "config": config})
-    if source is None:
-        found = _of_master(resolved.listed("master"), resolved, follow=follow)
-    elif Path(source).is_dir():
-        found = _of_directory(Path(source), follow=follow)
-    elif "/" in source:
-        raise UsageError(f"there is no run directory {source}")
-    else:
-        found = _of_master(tuple(source.split(",")), resolved, follow=follow)
+    found = found_in(source, resolved, follow=follow)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         _show(found, wanted, as_json=as_json)
+
+
+def found_in(source: str | None, resolved: "Resolved", *, follow: bool) -> "Iterator[Seen | MasterUnreachable]":
+    """The events of a run directory, or of the master at an address; None: of the master of the settings."""
+    from ringfold.errors import UsageError
+
+    if source is None:
+        return _of_master(resolved.listed("master"), resolved, follow=follow)
+    if Path(source).is_dir():
+        return _of_directory(Path(source), follow=follow)
+    if "/" in source:
+        raise UsageError(f"there is no run directory {source}")
+    return _of_master(tuple(source.split(",")), resolved, follow=follow)
 
 
 def _filter(
@@ -127,15 +131,15 @@ def _show(found: "Iterator[Seen | MasterUnreachable]", wanted: "Filter", *, as_j
 
 
 def _line(seen: "Seen") -> str:
-    """The event as one JSON object: the time, who recorded it, then the fields of the notice."""
+    """The event as one JSON object: when, by which process, how it reads as text, then the fields of the notice."""
     import json
     from datetime import UTC, datetime
 
     import msgspec
 
     time = datetime.fromtimestamp(seen.wall_ns / 1e9, UTC).isoformat(timespec="microseconds")
-    head = {"time": time, "by": seen.peer, "name": seen.source, "level": seen.notice.level}
-    return json.dumps(head | {"text": str(seen.notice)} | msgspec.to_builtins(seen.notice))
+    head = {"time": time, "by": seen.peer, "by_name": seen.source, "level": seen.notice.level}
+    return json.dumps(head | {"message": str(seen.notice)} | msgspec.to_builtins(seen.notice))
 
 
 def _text(seen: "Seen") -> "Text":

@@ -58,6 +58,16 @@ def master(
     its run. With --store several masters share one journal: one leads, and another takes over when it fails or is
     stopped.
     """
+    arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
+    arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
+    arguments |= {"dashboard": dashboard, "dashboard_listen": dashboard_listen}
+    arguments |= {"journal": journal, "no_journal": no_journal, "store": store, "probe_log_fits": log_fits}
+    arguments |= {"events_dir": events, "metrics_listen": metrics_listen or None}
+    _run(arguments, wants_metrics=metrics)
+
+
+def _run(arguments: dict[str, object], *, wants_metrics: bool) -> None:
+    """Serve with these arguments, until the end."""
     import asyncio
     import logging
 
@@ -65,17 +75,12 @@ def master(
     from ringfold.cli import logs
     from ringfold.errors import ConfigError
 
-    arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
-    arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
-    arguments |= {"dashboard": dashboard, "dashboard_listen": dashboard_listen}
-    arguments |= {"journal": journal, "no_journal": no_journal, "store": store, "probe_log_fits": log_fits}
-    arguments |= {"events_dir": events, "metrics_listen": metrics_listen or None}
     resolved = settings.load(arguments)
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
     for warning in resolved.warnings:
         logging.getLogger(__name__).warning(warning)
     try:
-        asyncio.run(_serve(resolved, _metrics_addresses(resolved, is_wanted=metrics)))
+        asyncio.run(_serve(resolved, _metrics_addresses(resolved, is_wanted=wants_metrics)))
     except (OSError, UnicodeError) as error:
         where, why = ", ".join(resolved.listed("listen")), getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot listen on {where}: {why}") from error

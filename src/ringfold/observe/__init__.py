@@ -14,4 +14,6 @@ Reading order: `records.py` reads the files of a run directory, and `stream.py` 
 * `summary/`, a finished run in typed facts, and `report/`, a page of them.
 * `metrics.py`, the table of all metrics, and the text for Prometheus; `master_metrics.py`, `peer_metrics.py`,
   `peer_endpoint.py` and `agent_metrics.py` take the values.
+* `otel.py`, spans of OpenTelemetry, made of events.
+* `top.py`, the screen and the keys of `ringfold top`, and `terminal.py`, its lines of text.
 """

@@ -245,7 +245,10 @@ class Incidents:
                 self._installed(at_ms, group, epoch, took_ms, change)
 
     def _installed(self, at_ms: float, group: GroupId, epoch: Epoch, took_ms: int, change: _Change) -> None:
-        ended = [each for kind in ("lost", "evicted", "stall", "left") for each in self._open(kind, group)]
+        if group in self._healing:  # the epoch before ended before its first commit was seen
+            self._healed(group, self._healing[group].installed_ms)
+        kinds = ("lost", "evicted", "stall", "left")
+        ended = [each for kind in kinds for of in (group, -1) for each in self._open(kind, of)]
         for joining in self._open("joined", group):
             if not change.ring or set(joining.peers) <= set(change.ring):
                 joining.title = f"{self._listed(joining.peers)} joined"
@@ -268,9 +271,7 @@ class Incidents:
             for incident in ended:
                 self._close(incident, at_ms, "")
         elif ended:
-            before = self._healing.pop(group, None)
-            incidents = [*([] if before is None else before.incidents), *ended]
-            self._healing[group] = _Healing(epoch, change.ring, incidents, at_ms)
+            self._healing[group] = _Healing(epoch, change.ring, ended, at_ms)
         self._changed()
 
     def _op_ended(self, at_ms: float, notice: OpEnded) -> None:

@@ -203,7 +203,7 @@ _METRICS = (
                 "second."),
     # Peers, as only the master sees them
     Metric(name="lag_steps", kind="gauge", where=("peers",), labels=_PEER,
-           help="By how many steps the peer is behind the one that is ahead of all others."),
+           help="By how many steps the peer is behind the first one, by what both reported last."),
     Metric(name="peer_silence_seconds", kind="gauge", where=("peers",), labels=_PEER,
            help="Since when the master has received nothing from the peer."),
     Metric(name="progress_age_seconds", kind="gauge", where=("peers",), labels=_PEER,

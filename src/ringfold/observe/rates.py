@@ -71,11 +71,17 @@ class PeerRates:
         """Steps end seldom: the rate is that between changes of their number, and falls when the next one is late."""
         if len(self._steps) < 2:
             return -1
+        late_ms = self._samples[-1].at_ms - self._steps[-1][0]
+        usual = 1_000 / max(0.001, self.step_ms)
+        return usual if late_ms <= max(2 * self.step_ms, 1_500) else min(usual, 1_000 / late_ms)
+
+    @property
+    def step_ms(self) -> float:
+        """How long the last steps took, each; 0: not known."""
+        if len(self._steps) < 2:
+            return 0.0
         (first_ms, first), (last_ms, last) = self._steps[0], self._steps[-1]
-        between_ms = (last_ms - first_ms) / (last - first)
-        late_ms = self._samples[-1].at_ms - last_ms
-        usual = 1_000 * (last - first) / max(1, last_ms - first_ms)
-        return usual if late_ms <= max(2 * between_ms, 1_500) else min(usual, 1_000 / late_ms)
+        return (last_ms - first_ms) / (last - first)
 
     @property
     def ops_per_s(self) -> float:

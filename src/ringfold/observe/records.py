@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringfold.errors import UsageError
-from ringfold.wire.events import RECORD_FORMAT, Event, RecordBegun, decode_event
+from ringfold.wire.events import RECORD_FORMAT, Event, RecordBegun, Stamp, decode_event
 
 _PART = re.compile(r"(?P<record>.+)\.(?P<part>\d{4,})\.jsonl")
 
@@ -25,6 +25,8 @@ class Record:
     parts: list[Path]
     skipped: int = field(default=0)
     """Lines that are no events, of what was read so far."""
+    began: Stamp = field(default=Stamp(0))
+    """When the first part that is still there was begun."""
 
     def events(self) -> Iterator[Event]:
         """All events in the order in which they were recorded, without the first line of each part."""
@@ -36,6 +38,11 @@ class Record:
                         self.skipped += 1
                     elif not isinstance(event.notice, RecordBegun):
                         yield event
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of this name is a part of a record."""
+    return _PART.fullmatch(name) is not None
 
 
 def read_directory(directory: Path) -> list[Record]:
@@ -67,4 +74,4 @@ def _record(name: str, parts: list[Path]) -> Record | None:
             f"{parts[0]} has format {first.notice.format}, and this version reads up to {RECORD_FORMAT}: "
             f"it was written by version {first.notice.version}"
         )
-    return Record(name, first.notice, parts)
+    return Record(name, first.notice, parts, began=first.stamp)

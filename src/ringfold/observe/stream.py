@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.observe.records import Record, read_directory
+from ringfold.observe.records import Record, is_part, read_directory
 from ringfold.runtime import threads
 from ringfold.units import S
-from ringfold.wire.events import Event, EventKind, RecordBegun, Role, decode_event, kind_of
+from ringfold.wire.events import Event, EventKind, RecordBegun, Role, Stamp, decode_event, kind_of
 from ringfold.wire.messages import PeerId
 from ringfold.wire.notices import Level
 
@@ -81,11 +81,11 @@ def instant(text: str, now_ns: int) -> int:
     from datetime import datetime
 
     number, unit = text[:-1], text[-1:]
-    if unit in _UNITS and number.replace(".", "", 1).isdigit():
-        return now_ns - int(float(number) * _UNITS[unit] * S)
     try:
+        if unit in _UNITS and number.isascii() and number.replace(".", "", 1).isdigit():
+            return now_ns - int(float(number) * _UNITS[unit] * S)
         return int(datetime.fromisoformat(text).timestamp() * S)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigError(f"{text!r} is no time: write 90s, 10m, 2h, 1d, or 2026-11-18T14:02:11") from None
 
 
@@ -99,7 +99,7 @@ def _when(seen: Seen) -> int:
 
 
 def _of_record(record: Record) -> Iterator[Seen]:
-    clock = _WallClock()
+    clock = _WallClock(record.began)
     for event in record.events():
         yield Seen(clock.of(event), record.begun.role, record.begun.name, event)
 
@@ -120,8 +120,8 @@ def _in_order(events: Iterator[Seen]) -> Iterator[Seen]:
 class _WallClock:
     """Wall times of one record's events."""
 
-    def __init__(self) -> None:
-        self._offset_ns = 0
+    def __init__(self, began: Stamp) -> None:
+        self._offset_ns = began.wall - began.at if began.wall else 0
 
     def of(self, event: Event) -> int:
         stamp = event.stamp
@@ -131,45 +131,54 @@ class _WallClock:
 
 
 def follow_directory(directory: Path, every_s: float = POLL_S) -> Iterator[Seen]:
-    """What is in the files of a run directory already, then what is appended to them, until the caller stops."""
-    try:
-        yield from merged(directory)
-    except UsageError:
-        if not directory.is_dir():
-            raise
-    tails = {path: _Tail(path, path.stat().st_size) for path in directory.glob("*.jsonl")}
+    """What is in the files of a run directory already, in the order of time, then what is appended to them, until the
+    caller stops."""
+    if not directory.is_dir():
+        raise UsageError(f"there is no run directory {directory}")
+    tails: dict[str, _Tail] = {}
+    _look_for_files(directory, tails)
+    # Each file is read to its end of then, and on from there: nothing is missed in between.
+    yield from heapq.merge(*(_in_order(tail.read()) for tail in tails.values()), key=_when)
     while True:
         threads.pause(every_s)
-        for path in directory.glob("*.jsonl"):
-            tails.setdefault(path, _Tail(path, 0))
-        new = [seen for tail in tails.values() for seen in tail.read()]
-        yield from sorted(new, key=_when)
+        _look_for_files(directory, tails)
+        yield from sorted((seen for tail in tails.values() for seen in tail.read()), key=_when)
+
+
+def _look_for_files(directory: Path, tails: "dict[str, _Tail]") -> None:
+    """Follow new files, and forget those that were deleted."""
+    names = {path.name for path in directory.iterdir() if is_part(path.name)}
+    for name in tails.keys() - names:
+        del tails[name]
+    for name in sorted(names - tails.keys()):
+        tails[name] = _Tail(directory / name)
 
 
 class _Tail:
     """A file that is appended to."""
 
-    def __init__(self, path: Path, at: int) -> None:
-        self._path, self._at, self._partial, self._clock = path, at, b"", _WallClock()
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._clock = path, 0, _WallClock(Stamp(0))
         self._role: Role = "peer"
         self._source = path.name.split("-", 1)[-1].rsplit("-", 1)[0]
-        with path.open("rb") as file:
-            first = decode_event(file.readline())
-        if first is not None:
-            self._clock.of(first)
-            if isinstance(first.notice, RecordBegun):
-                self._role, self._source = first.notice.role, first.notice.name
 
     def read(self) -> Iterator[Seen]:
+        """The events of the lines that are whole by now, and were not read before."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                chunk = file.read()
+            file = self._path.open("rb")
         except FileNotFoundError:
             return  # its part of the record was deleted
-        self._at += len(chunk)
-        *whole, self._partial = (self._partial + chunk).split(b"\n")
-        for line in whole:
-            event = decode_event(line)
-            if event is not None and not isinstance(event.notice, RecordBegun):
-                yield Seen(self._clock.of(event), self._role, self._source, event)
+        with file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                event = decode_event(line)
+                if event is None:
+                    continue
+                wall_ns = self._clock.of(event)
+                if isinstance(event.notice, RecordBegun):
+                    self._role, self._source = event.notice.role, event.notice.name
+                else:
+                    yield Seen(wall_ns, self._role, self._source, event)

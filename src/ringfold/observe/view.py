@@ -392,13 +392,10 @@ class RunView:
         if any(peer.state == "DISTRIBUTE_SHARED_STATE" for peer in status.peers):
             return "syncing", "ok", ""
         idle_ms = self._at_ms - self._worked_ms
-        if self._worked_ms and idle_ms < max(BUSY_MS, 3 * self._step_ms(status)):
+        step_ms = max(self._rates[peer.peer].step_ms for peer in status.peers)
+        if self._worked_ms and idle_ms < max(BUSY_MS, 3 * step_ms):
             return "training" if any(peer.progress.steps for peer in status.peers) else "working", "ok", ""
         return "idle", "idle", f"no op for {seconds(idle_ms)}" if self._worked_ms else "no op yet"
-
-    def _step_ms(self, status: Status) -> float:
-        speeds = [self._rates[peer.peer].steps_per_s for peer in status.peers]
-        return 1_000 / max(0.01, max(speeds, default=1))
 
     def _problems(self, status: Status, slow: Slow | None) -> dict[PeerId, tuple[str, str]]:
         """Tone and text of what is wrong with peers, the worst of each."""

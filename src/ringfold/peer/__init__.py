@@ -9,9 +9,10 @@ members beside the ring) with their two users, `sync/` (shared state) and `measu
 
 Then the shell: `codes.py` (numbers shared with the native engine), `engine.py` (its commands, and effects as commands),
 `path_shares.py` (the path shares of the host's agent), `guardian.py` (the process that reports a death), `session.py`
-(the engine, one thread, and the calls that wait), `buffers.py` (arrays as the engine takes them) with `staging.py`
-(those that it works on in a copy, as the memory of a GPU), `outcome.py` (how an op ends: value, exception, handle) and
-`ops.py` (ops that run in any epoch, or in one). On top of it what users see: `communicator.py`, `steps.py` with
-`step_ops.py` (several ops of a step in flight), `sampling.py` (the samples of a step) and `counting.py` (steps numbered
-by a global iteration), and `joining.py`: from an address to a communicator.
+(the engine, one thread, and the calls that wait), `recording.py` (its events, ops and steps), `buffers.py` (arrays as
+the engine takes them) with `staging.py` and `cuda_copies.py` (those that it works on in a copy, and the copies of CUDA
+tensors), `outcome.py` (how an op ends: value, exception, handle) and `ops.py` (ops that run in any epoch, or in one).
+On top of it what users see:
+`communicator.py`, `steps.py` with `step_ops.py` (several ops of a step in flight), `sampling.py` (the samples of a
+step) and `counting.py` (steps numbered by a global iteration), and `joining.py`: from an address to a communicator.
 """

@@ -5,9 +5,9 @@
 that has a tensor has loaded it already.
 
 An array in host memory and C order is used in place. Every other one (other strides, the memory of a device) is
-*staged* (`staging.py`): the engine works on a copy in C order, which is copied back when the op has committed. So
-elements are matched by their indices, whatever the memory order on each peer, and a failed op has not written to the
-caller's array.
+*staged* (`staging.py`, and `cuda_copies.py` for CUDA): the engine works on a copy in C order, which is copied back when
+the op has committed. So elements are matched by their indices, whatever the memory order on each peer, and a failed op
+has not written to the caller's array.
 
 All peers must lay out the same op in the same way. So a dict is in the order of its sorted keys, and spans are in the
 order of item sizes, the largest first: then a cut at a multiple of eight bytes never splits an element. An array that
@@ -15,7 +15,7 @@ is left out because it is None has an empty span at its place: peers that leave 
 layouts, even if all sizes are equal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from ringfold.errors import UsageError
 from ringfold.peer.codes import BFLOAT16, DTYPES
-from ringfold.peer.staging import Array, Event, Staged, StridedCopy, Tensor, host_view, join, staged_tensor
+from ringfold.peer.cuda_copies import MIN_PIPELINED, CudaCopies, Pipeline, layout_of
+from ringfold.peer.staging import Array, DeviceCopy, Event, Staged, StridedCopy, Tensor, host_view, join
 
 CODES: dict[np.dtype[Any], int] = {np.dtype(name): code for name, code in DTYPES.items() if name != "bfloat16"}
 """The dtypes that NumPy has itself; a big-endian dtype is a different key and is not found."""
@@ -59,41 +60,92 @@ Buffers = ArrayLike | Sequence[ArrayLike | None] | Mapping[str, ArrayLike | None
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The op's memory in the order of the engine. `arrays` keeps the exporters alive."""
+    """What the engine works on: the memory of the caller's arrays, or of their copies."""
 
     arrays: list[Array]
     codes: list[int]
     staged: Sequence[Staged] = ()
+    cuda: CudaCopies | None = None
+    cuda_places: Sequence[int | None] = ()
+    """Of each array: which tensor of `cuda` it is a copy of."""
 
     @classmethod
     def of(cls, operands: "Sequence[Operand]", *, read: bool = True, wait: bool = True) -> "Spans":
-        """The memory that the engine works on. Without `read` the content is not copied: the op only writes there.
+        """The memory that the engine works on. Without `read` the content is not copied: the op does not read it.
 
-        Without `wait` copies from devices may still run.
+        Without `wait` CUDA tensors are not copied yet: see `fill`.
         """
-        arrays, staged = [], []
+        arrays: list[Array | None] = []
+        staged: list[Staged] = []
+        cuda: list[Tensor] = []
+        places: list[int | None] = []
         for operand in operands:
+            is_cuda = operand.is_cuda
+            places.append(len(cuda) if is_cuda else None)
+            if is_cuda:
+                cuda.append(cast(Tensor, operand.tensor))
+                arrays.append(None)
+                continue
             array, copy = operand.in_c_order(read=read)
             arrays.append(array)
             if copy is not None:
                 staged.append(copy)
+        codes = [operand.code for operand in operands]
+        if not cuda:
+            return cls(cast(list[Array], arrays), codes, staged)
+        copies = CudaCopies(cuda, read=read)
         if wait:
-            for copy in staged:
-                copy.wait_filled()
-        return cls(arrays, [operand.code for operand in operands], staged)
+            copies.wait_filled(_go_on)
+        ours = [array if place is None else copies.arrays[place] for array, place in zip(arrays, places, strict=True)]
+        return cls(cast(list[Array], ours), codes, staged, copies, places)
+
+    def fill(self) -> None:
+        """Begin to copy CUDA tensors to the host, unless that has begun."""
+        if self.cuda is not None:
+            self.cuda.fill()
 
     def is_filled(self) -> bool:
         """Whether the engine may read the arrays. Never blocks."""
-        return all(copy.is_filled() for copy in self.staged)
+        return self.cuda is None or self.cuda.is_filled()
 
-    def copy_back(self) -> list[Event]:
+    def wait_filled(self, check: Callable[[], None]) -> None:
+        """The same, and wait for it. What `check` raises ends the wait."""
+        if self.cuda is not None:
+            self.cuda.wait_filled(check)
+
+    def pipeline(self, target: "Spans | None", rank: int, size: int) -> Pipeline | None:
+        """The copies of a large op from here to `target` (None: in place), to go on while the engine works on it.
+
+        `rank` and `size` are those of the ring. None: the op is not worth it.
+        """
+        down, up = self.cuda, self.cuda if target is None else target.cuda
+        cuda = [each for each in (down, up) if each is not None]
+        if not cuda or sum(array.nbytes for array in self.arrays) < MIN_PIPELINED:
+            return None
+        if None in (devices := {each.device for each in cuda}) or len(devices) > 1:
+            return None
+        places = self.cuda_places if down is not None else cast(Spans, target).cuda_places
+        if target is not None and down is not None and up is not None and list(places) != list(target.cuda_places):
+            return None
+        sizes = [(array.nbytes, array.itemsize) for array in self.arrays]
+        layout = layout_of([(*size, place) for size, place in zip(sizes, places, strict=True)])
+        return Pipeline(layout, down, up, rank, size)
+
+    def copy_back(self, pipeline: Pipeline | None = None) -> list[Event]:
         """The op has committed: copy staged results back to the caller's arrays. Streams may go on with it."""
-        events = [copy.copy_back() for copy in self.staged]
-        return [event for event in events if event is not None]
+        for copy in self.staged:
+            copy.copy_back()
+        if self.cuda is None:
+            return []
+        return self.cuda.copy_back() if pipeline is None else pipeline.copy_back()
 
-    def give_back(self) -> None:
+    def give_back(self, pipeline: Pipeline | None = None) -> None:
         """The same; whatever this thread's streams are given from now on follows the results."""
-        join(self.copy_back())
+        join(self.copy_back(pipeline))
+
+
+def _go_on() -> None:
+    """Nothing ends a wait but Ctrl-C."""
 
 
 def spans_of(
@@ -102,33 +154,40 @@ def spans_of(
     *,
     writable: bool = True,
     skip_none: bool = False,
+    read: bool = True,
     wait: bool = True,
 ) -> Spans:
     """The spans of `buffers`. `dtype="bfloat16"` means that 16-bit integers hold the bits of bfloat16 numbers."""
     operands = _operands(buffers, dtype, writable=writable, skip_none=skip_none)
     if writable:
         check_apart(operands)
-    return Spans.of(operands, wait=wait)
+    return Spans.of(operands, read=read, wait=wait)
 
 
 def in_and_out(
-    buffers: Buffers, out: Buffers | None, dtype: str | None, *, skip_none: bool = False, wait: bool = True
+    buffers: Buffers,
+    out: Buffers | None,
+    dtype: str | None,
+    *,
+    skip_none: bool = False,
+    read: bool = True,
+    wait: bool = True,
 ) -> tuple[Spans, Spans | None]:
     """The spans of an op from `buffers` to `out`; the second is None if the op is in place.
 
-    Without `wait` copies from devices may still run.
+    `read` and `wait` are as in `Spans.of`.
     """
     if out is None:
-        return spans_of(buffers, dtype, skip_none=skip_none, wait=wait), None
+        return spans_of(buffers, dtype, skip_none=skip_none, read=read, wait=wait), None
     source = _operands(buffers, dtype, writable=False, skip_none=skip_none)
     target = _operands(out, dtype, writable=True, skip_none=skip_none)
     if [(operand.code, operand.size) for operand in source] != [(operand.code, operand.size) for operand in target]:
         raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
     if all(one.is_at(other) for one, other in zip(source, target, strict=True)):
         check_apart(target)
-        return Spans.of(target, wait=wait), None
+        return Spans.of(target, read=read, wait=wait), None
     check_apart(target, source)
-    return Spans.of(source, wait=wait), Spans.of(target, read=False)
+    return Spans.of(source, read=read, wait=wait), Spans.of(target, read=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +217,20 @@ class Operand:
     def is_staged(self) -> bool:
         return self.view is None or not self.view.flags.c_contiguous
 
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a tensor on CUDA, which torch for ROCm calls its devices, too."""
+        return self.tensor is not None and self.tensor.device.type == "cuda"
+
     def in_c_order(self, *, read: bool) -> tuple[Array, Staged | None]:
-        """The array's own memory; or a copy in C order, to be filled if `read`."""
+        """The array's own memory; or a copy in C order, filled if `read`. Not for tensors on CUDA."""
         if self.view is not None and self.view.flags.c_contiguous:
             return self.view, None
         copy: Staged
         if self.view is not None:
             copy = StridedCopy(self.view, read=read)
         else:
-            copy = staged_tensor(cast(Tensor, self.tensor), read=read)
+            copy = DeviceCopy(cast(Tensor, self.tensor), read=read)
         return copy.array, copy
 
     def is_at(self, other: "Operand") -> bool:
@@ -472,8 +536,11 @@ class ResultBuffer:
         return self._spans
 
     def written(self) -> Array:
-        """The op has committed: its result as a NumPy array."""
-        self._spans.give_back()
+        """The op has committed: its result as a NumPy array. The program may write to it at once."""
+        written = self._spans.copy_back()
+        join(written)
+        for event in written:
+            event.synchronize()
         return self._spans.arrays[0] if self._array is None else self._array
 
 

@@ -256,7 +256,7 @@ class Communicator:
                 except (ValueError, TypeError) as error:
                     raise refusal("all_reduce", tag, error) from None
                 return ops.returned("all_reduce", result)
-        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
+        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none, read=contribute, wait=False)
         number, quantisation = reduce_code(op), quantisation_code(quantize, op, source.codes)
         return ops.run(
             "all_reduce",
@@ -290,7 +290,7 @@ class Communicator:
         Do not touch the buffers until the handle is done. Wait for every handle before `update_topology` and the other
         run-wide calls. Staged arrays have their results when `done` is True or `wait` has returned.
         """
-        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
+        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none, read=contribute)
         operation, number = f"all_reduce (tag {tag})", reduce_code(op)
         quantisation = quantisation_code(quantize, op, source.codes)
         return self._ops.begin(
@@ -664,9 +664,11 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.stopped |= kind is not None
-        if error is not None and self._recording is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
-            self._recording.dump(f"the program raised {error!r}")
-        self.leave()
+        try:
+            if isinstance(error, Exception) and self._recording is not None:
+                self._recording.dump(f"the program raised {error!r}")
+        finally:
+            self.leave()
 
     def __repr__(self) -> str:
         state = "over" if self._session.is_over else f"epoch {self.epoch}, rank {self.rank} of {self.group_size}"

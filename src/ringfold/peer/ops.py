@@ -8,11 +8,13 @@ cannot change, is never retried by the engine, and is retried here with new argu
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
-from ringfold._native import OpRequest, OpResult
+from ringfold._native import Blocks, OpRequest, OpResult
 from ringfold.errors import CollectiveAborted, RingfoldError, StateError, UsageError
 from ringfold.peer.buffers import Spans
 from ringfold.peer.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, OpStatus, Retry
+from ringfold.peer.cuda_copies import Pipeline
 from ringfold.peer.outcome import Handle, ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session
 from ringfold.peer.staging import Event, join
@@ -102,27 +104,23 @@ class Ops:
         contribute: bool = True,
     ) -> ReduceInfo:
         """An op that means the same in any ring, driven from this thread to its end."""
-        if BINDING.get() is not None:
-
-            def submit(record: Record, again: bool) -> int:
-                return self.submit(
-                    operation,
-                    kind,
-                    reduce_op,
-                    tag,
-                    0,
-                    source,
-                    target,
-                    retry=by_caller(retry),
-                    timeout_s=timeout_s,
-                    quantisation=quantisation,
-                    again=again,
-                    contribute=contribute,
-                )
-
-            info = self.run_bound(operation, tag, submit, retry=retry)
-            (target or source).give_back()
-            return info
+        is_pipelined = kind == OpKind.ALL_REDUCE and (source.cuda or (target and target.cuda)) is not None
+        if is_pipelined or BINDING.get() is not None:
+            submit = partial(
+                self.submit,
+                operation,
+                kind,
+                reduce_op,
+                tag,
+                0,
+                source,
+                target,
+                timeout_s=timeout_s,
+                quantisation=quantisation,
+                contribute=contribute,
+            )
+            pipeline = source.pipeline(target, *self._place) if is_pipelined else None
+            return self._run_submitted(operation, tag, source, target, submit, pipeline, retry=retry)
         self.check_tag(operation, tag)
         try:
             result = self.engine.collective(
@@ -143,6 +141,55 @@ class Ops:
             raise refusal(operation, tag, error) from None
         info = self.returned(operation, result)
         (target or source).give_back()
+        return info
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """This peer's rank in the ring, and the ring's size."""
+        machine = self.session.machine
+        peers = [] if machine.record is None else [member.peer for member in machine.record.members]
+        return (peers.index(machine.peer), len(peers)) if machine.peer in peers else (0, 1)
+
+    def _run_submitted(
+        self,
+        operation: str,
+        tag: int,
+        source: Spans,
+        target: Spans | None,
+        submit: Callable[..., int],
+        pipeline: Pipeline | None,
+        *,
+        retry: bool,
+    ) -> ReduceInfo:
+        """The same for an op that is bound, or whose arrays have copies that `pipeline` makes while the op runs."""
+        blocks = None if pipeline is None else pipeline.blocks
+
+        def begin(record: Record | None, again: bool) -> int:
+            how = by_caller(retry) if record is not None else Retry.ENGINE if retry else Retry.NEVER
+            if pipeline is not None:
+                pipeline.check()
+            number = submit(retry=how, again=again, blocks=blocks)
+            if pipeline is not None:
+                pipeline.give_up_by(partial(self.engine.cancel, number))
+            return number
+
+        self.check_tag(operation, tag)
+        check = partial(self.session.check_usable, operation)
+        try:
+            if pipeline is None:
+                source.wait_filled(check)
+            else:
+                pipeline.begin(check)
+            if BINDING.get() is not None:
+                info = self.run_bound(operation, tag, begin, retry=retry)
+            else:
+                info = self.returned(operation, self.engine.run_op(begin(None, False)))
+        except BaseException:
+            if pipeline is not None:
+                pipeline.end()
+                pipeline.check()
+            raise
+        (target or source).give_back(pipeline)
         return info
 
     def begin(
@@ -238,6 +285,7 @@ class Ops:
         quantisation: int = 0,
         again: bool = False,
         contribute: bool = True,
+        blocks: Blocks | None = None,
     ) -> int:
         try:
             return self.engine.submit(
@@ -254,6 +302,7 @@ class Ops:
                     quantisation=quantisation,
                     again=again,
                     contribute=contribute,
+                    blocks=blocks,
                 )
             )
         except (ValueError, TypeError) as error:

@@ -4,25 +4,27 @@ One `Recording` outlives the sessions of a communicator. It always keeps the las
 with `events_dir` it writes all of them to files (`runtime/recorder.py`). The engine keeps the last ops by itself
 (`OpLog` in native/include/ringfold/op_log.hpp); they are read in batches, by the thread that writes.
 
-The program's report travels in the next heartbeat, at most once in `REPORT_NS`: no message is sent for it.
+The program's report travels in the next heartbeat, at most once in `REPORT_NS`: no message is sent for it. A report
+may be replaced before a heartbeat has taken it, or be lost with a master. So each has the rare events of the last
+`LIVE_NS`, and to a new master all that are still there; they are numbered, and the master skips those that it has.
 """
 
+import logging
 import math
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, SupportsFloat, cast
 
 from msgspec.structs import replace
 
 from ringfold.clock.global_clock import GlobalClock
-from ringfold.errors import ClockNotReady, UsageError
+from ringfold.errors import ClockNotReady, ConfigError, UsageError
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, process_cpu_ns, raw_ns, unix_ns
 from ringfold.runtime.process import RunQueueClock
-from ringfold.runtime.recorder import CAPACITY_BYTES, Recorder
+from ringfold.runtime.recorder import CAPACITY_BYTES, FLUSH_S, Recorder
 from ringfold.units import MS, S
 from ringfold.wire.events import (
     OP_NAMES,
@@ -42,6 +44,7 @@ from ringfold.wire.notices import Notice
 from ringfold.wire.status import DURATION_BOUNDS_US, Progress
 
 REPORT_NS = 250 * MS
+LIVE_NS = 10 * S
 CLOCK_EVERY_NS = 2 * S
 MAX_OPS_PER_S = 500
 """More ops, or steps, are not recorded in a second: then only those whose number is a multiple of a power of two."""
@@ -51,15 +54,19 @@ MAX_LOGGED = 64
 MAX_NAME = 64
 _LAST_OPS = 512
 _NO_STEP = 2**64 - 1
-_ENTRY = struct.Struct("<6Q9q4I3B5x")
+_ENTRY = struct.Struct("<7Q10q4I3B5x")
 """`OpEntry` of the engine."""
 
 
+_log = logging.getLogger("ringfold.record")
+
+
 class OpSource(Protocol):
-    """The part of an engine that knows the ops that have ended."""
+    """The part of an engine that knows the ops that have ended, and sends heartbeats."""
 
     def ended_ops(self, since: int) -> tuple[int, bytes]: ...
     def set_report(self, report: bytes) -> None: ...
+    def wake(self) -> None: ...
 
 
 class OpEntry(NamedTuple):
@@ -71,6 +78,7 @@ class OpEntry(NamedTuple):
     sent_bytes: int
     received_bytes: int
     last_peer: PeerId
+    arriving_from: PeerId
     called: int
     started: int
     out_first: int
@@ -80,6 +88,7 @@ class OpEntry(NamedTuple):
     local: int
     ended: int
     blocked: int
+    arriving: int
     sequence: int
     epoch: int
     call: int
@@ -106,6 +115,8 @@ class OpEntry(NamedTuple):
             in_last_ns=self.in_last,
             local_ns=self.local,
             blocked_ns=self.blocked,
+            arriving_ns=self.arriving,
+            arriving_from=self.arriving_from,
             last_peer=self.last_peer,
             sent_bytes=self.sent_bytes,
             received_bytes=self.received_bytes,
@@ -125,9 +136,9 @@ class Thinning:
         self._most = most_per_s
 
     def note(self, count: int, seconds: float) -> None:
-        """So many have ended in this time."""
+        """So many have ended in this time, or in the `FLUSH_S` before, if it is shorter: a burst is no rate."""
         wanted = 1
-        while count > self._most * max(seconds, 1e-3) * wanted:
+        while count > self._most * max(seconds, FLUSH_S) * wanted:
             wanted *= 2
         self.every = wanted
 
@@ -142,8 +153,8 @@ class Recording:
         self, begun: RecordBegun, directory: Path | None, flights: Path | None, *, capacity_bytes: int = CAPACITY_BYTES
     ) -> None:
         """`flights` is the directory of flight records. ConfigError if the record cannot be begun."""
-        self._flights = flights
-        self._new_recorder = partial(Recorder, begun, directory, collect=self._collect, capacity_bytes=capacity_bytes)
+        self._begun, self._directory, self._flights = begun, directory, flights
+        self._capacity_bytes = capacity_bytes
         self._clock: GlobalClock | None = None
         self._engine: OpSource | None = None
         self._lock = threads.Lock()
@@ -151,23 +162,47 @@ class Recording:
         self._next_op = 0
         self._lost_ops = self._left_out_ops = self._left_out_steps = 0
         self._ops, self._step_thinning = Thinning(), Thinning()
-        self._collected_ns = self._clock_ns = monotonic_ns()
+        self._collected_ns, self._clock_ns = monotonic_ns(), 0
         self._steps_since = 0
         self._progress = Progress(version=begun.version)
-        self._reported_ns = 0
-        self._reported_live = 0
+        self._reported_ns, self._is_due = 0, False
+        self._first_live = 0
+        """The first event of this session: a peer that joins again has another number."""
+        self._control_conn: int | None = None
+        self._all_until_ns = 0
         self._step: _Step | None = None
         self.step_durations = [0] * (len(DURATION_BOUNDS_US) + 1)
         """How many steps took how long, by the classes of op durations, and the sum of all."""
         self.step_ns = 0
-        self._recorder = self._new_recorder()
+        self._recorder = self._new_recorder(directory)
+
+    def _new_recorder(self, directory: Path | None) -> Recorder:
+        return Recorder(self._begun, directory, collect=self._collect, capacity_bytes=self._capacity_bytes)
 
     def attach(self, engine: OpSource, clock: GlobalClock) -> None:
         """A session begins, with an engine and a clock of its own."""
         if self._recorder.is_closed:
-            self._recorder = self._new_recorder()
+            try:
+                self._recorder = self._new_recorder(self._directory)
+            except ConfigError as error:  # it could be begun before: now the program goes on without it
+                _log.warning("%s", error)
+                self._recorder = self._new_recorder(None)
+        for line in self._op_lines(monotonic_ns()):
+            self._recorder.add_line(line)
+        self._recorder.peer = 0
         with self._lock:
-            self._engine, self._clock, self._next_op, self._reported_ns = engine, clock, 0, 0
+            self._engine, self._clock, self._next_op = engine, clock, 0
+            self._reported_ns, self._is_due, self._control_conn = 0, False, None
+            self._first_live = self._recorder.live_count
+
+    def follow(self, control_conn: int | None) -> None:
+        """The connection to the master; a new one leads to a master that knows nothing yet."""
+        if control_conn == self._control_conn:
+            return
+        self._control_conn = control_conn
+        if control_conn is not None:
+            self._all_until_ns = monotonic_ns() + LIVE_NS
+            self.report(at_once=True)
 
     def joined(self, peer: PeerId) -> None:
         self._recorder.peer = peer
@@ -191,7 +226,7 @@ class Recording:
 
     def forked(self) -> None:
         self._recorder.forked()
-        self._engine, self._lock = None, threads.Lock()
+        self._engine, self._lock, self._flights = None, threads.Lock(), None
 
     # Steps, and what the program logs
 
@@ -218,15 +253,20 @@ class Recording:
             self._left_out_steps += 1
         self._set(steps=self._progress.steps + 1, in_step=False)
 
+    def abandon_step(self) -> None:
+        """The program has left its loop, perhaps inside a step."""
+        if self._step is not None:
+            self._step = None
+            self._set(in_step=False)
+
     def log(self, values: Mapping[str, float]) -> None:
         """Values of the program, for people: a loss, a rate, a count."""
         logged = _checked(values)
         if self._step is None:
             self._recorder.emit(ValuesLogged(logged))
         else:
-            self._step.logged.update(logged)
-        shown = {name: value for name, value in self._progress.logged.items() if name not in logged} | logged
-        self._set(logged=dict(list(shown.items())[-MAX_LOGGED:]))
+            self._step.logged = _newest(self._step.logged, logged)
+        self._set(logged=_newest(self._progress.logged, logged))
 
     # The report in heartbeats
 
@@ -235,27 +275,45 @@ class Recording:
         self.report()
 
     def report(self, *, at_once: bool = False) -> None:
-        """Let the next heartbeat carry the program's report, unless one has just done so."""
+        """Let the next heartbeat carry the program's report; if one has just done so, a later one, by `tick`."""
         now_ns = monotonic_ns()
         if not at_once and now_ns - self._reported_ns < REPORT_NS:
+            engine = self._engine
+            if not self._is_due and engine is not None:
+                self._is_due = True
+                engine.wake()
             return
         with self._lock:
             if self._engine is None:
                 return
-            self._reported_ns = now_ns
-            first, lines = self._recorder.live()
-            new = lines[max(0, self._reported_live - first) :]
-            self._reported_live = first + len(lines)
-            offset_ns, error_ns = self._clock_offset()
-            progress = replace(
-                self._progress,
-                clock_offset_ns=offset_ns,
-                clock_error_ns=error_ns,
-                events=_within(new, MAX_REPORT_BYTES // 2),
-                first_event=self._reported_live - len(new),
-                events_dropped=self._recorder.dropped + self._lost_ops,
-            )
-            self._engine.set_report(encode_progress(progress))
+            self._reported_ns, self._is_due = now_ns, False
+            self._engine.set_report(self._encoded_report(now_ns))
+
+    def _encoded_report(self, now_ns: int) -> bytes:
+        # While there is no master, none of the events has arrived.
+        wants_all = self._control_conn is None or now_ns < self._all_until_ns
+        first, lines = self._recorder.live(self._first_live, 0 if wants_all else now_ns - LIVE_NS)
+        offset_ns, error_ns = self._clock_offset()
+        progress = replace(
+            self._progress,
+            clock_offset_ns=offset_ns,
+            clock_error_ns=error_ns,
+            events_dropped=self._recorder.dropped + self._lost_ops,
+        )
+        if lines:
+            room = min(MAX_REPORT_BYTES // 2, MAX_REPORT_BYTES - len(encode_progress(progress)) - 64)
+            kept = _within(lines, room)
+            progress = replace(progress, events=kept, first_event=first - self._first_live + len(lines) - len(kept))
+        return encode_progress(progress)
+
+    def due_ns(self) -> int | None:
+        """When `tick` is to be called; None: there is no need."""
+        return self._reported_ns + REPORT_NS if self._is_due else None
+
+    def tick(self) -> None:
+        """Called by the session's thread."""
+        if self._is_due and monotonic_ns() - self._reported_ns >= REPORT_NS:
+            self.report(at_once=True)
 
     @property
     def progress(self) -> Progress:
@@ -283,17 +341,20 @@ class Recording:
     def _collect(self) -> Iterable[bytes]:
         """Called by the thread that writes: the ops that have ended, and from time to time the clocks."""
         now_ns = monotonic_ns()
-        peer = self._recorder.peer
-        lines = [encode_event(Stamp(entry.ended, 0, peer), entry.event()) for entry in self._ended(now_ns)]
-        if now_ns - self._clock_ns >= CLOCK_EVERY_NS or self._clock_ns == 0:
+        lines = self._op_lines(now_ns)
+        if now_ns - self._clock_ns >= CLOCK_EVERY_NS:
             self._clock_ns = now_ns
             lines.append(self._clocks())
             if self._left_out_ops or self._left_out_steps:
                 every = max(self._ops.every, self._step_thinning.every)
                 left_out = OpsLeftOut(self._left_out_ops, self._left_out_steps, every)
                 self._left_out_ops = self._left_out_steps = 0
-                lines.append(encode_event(Stamp(now_ns, unix_ns(), peer), left_out))
+                lines.append(encode_event(Stamp(now_ns, unix_ns(), self._recorder.peer), left_out))
         return lines
+
+    def _op_lines(self, now_ns: int) -> list[bytes]:
+        peer = self._recorder.peer
+        return [encode_event(Stamp(entry.ended, 0, peer), entry.event()) for entry in self._ended(now_ns)]
 
     def _ended(self, now_ns: int) -> list[OpEntry]:
         with self._lock:
@@ -397,12 +458,28 @@ def _checked(values: Mapping[str, float]) -> dict[str, float | None]:
     for name, value in values.items():
         if len(name) > MAX_NAME:
             raise UsageError(f"log: a name of {len(name)} characters (limit {MAX_NAME}): {name[:20]!r}...")
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise UsageError(f"log: {name} must be a number, not {type(value).__name__}") from None
-        out[name] = number if math.isfinite(number) else None
+        if not name.isprintable():
+            raise UsageError(f"log: a name must be printable, unlike {name!r}")
+        out[name] = _number(name, value)
     return out
+
+
+def _newest(before: Mapping[str, float | None], new: dict[str, float | None]) -> dict[str, float | None]:
+    """Both, or the `MAX_LOGGED` names that were logged last."""
+    both = {name: value for name, value in before.items() if name not in new} | new
+    return dict(list(both.items())[-MAX_LOGGED:])
+
+
+def _number(name: str, value: object) -> float | None:
+    if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise UsageError(f"log: {name} must be a number, not {type(value).__name__}")
+    try:
+        number = float(cast(SupportsFloat, value))
+    except OverflowError:
+        return None
+    except (TypeError, ValueError, RuntimeError):  # such as an array with more than one element
+        raise UsageError(f"log: {name} must be a number, and this {type(value).__name__} is none") from None
+    return number if math.isfinite(number) else None
 
 
 def _within(lines: list[bytes], most: int) -> list[bytes]:

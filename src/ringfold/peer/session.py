@@ -462,6 +462,8 @@ class Session:
                     self._probe(lambda shell: shell.tick())
                     self._use_path_shares(lambda shares: shares.tick(monotonic_ns()))
                 self._copy_blocks()
+                if self.recording is not None:
+                    self.recording.tick()
         except Exception as error:
             _log.exception("the peer's thread failed; the session is over")
             if self.recording is not None:
@@ -499,6 +501,7 @@ class Session:
     def _sleep_s(self) -> float:
         shares = self.path_shares
         dues = [self.machine.next_deadline_ns(), None if shares is None else shares.next_deadline_ns()]
+        dues.append(None if self.recording is None else self.recording.due_ns())
         due = min((each for each in dues if each is not None), default=None)
         sleep_s = MAX_SLEEP_S if due is None else min(max(0.0, (due - monotonic_ns()) / S), MAX_SLEEP_S)
         probing = self.probing
@@ -535,6 +538,8 @@ class Session:
             if response is not None:
                 self._step(response)
         self._note_lost_master()
+        if self.recording is not None:
+            self.recording.follow(self.machine.control_conn)
         if self.guardian is not None and (conn := self.machine.control_conn) is not None:
             self.guardian.follow(conn, self.machine)
         # No thread waits for a batch to arrive. To wake the program for each would cost more than the step; the end of

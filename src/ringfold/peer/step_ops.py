@@ -29,10 +29,6 @@ POLL_S = 50e-6
 """How often copies from a device are looked at."""
 
 
-def pause(seconds: float) -> None:
-    threads.Event().wait(seconds)
-
-
 class StepOp:
     """An `all_reduce` of a step, from its call to its end."""
 
@@ -50,7 +46,7 @@ class StepOp:
         contribute: bool,
         order: Order,
     ) -> None:
-        self.source, self.target = in_and_out(buffers, out, dtype, skip_none=skip_none, wait=False)
+        self.source, self.target = in_and_out(buffers, out, dtype, skip_none=skip_none, read=contribute, wait=False)
         self.reduce_op = reduce_code(op)
         self.tag = tag
         self.timeout_s = timeout_s
@@ -66,6 +62,7 @@ class StepOp:
         """The last attempt found no other member."""
         self.outcome: ReduceInfo | RingfoldError | None = None
         self._written: list[Event] = []
+        self.source.fill()
 
     @property
     def is_filled(self) -> bool:
@@ -175,7 +172,7 @@ class Outstanding:
         """Submit all ops that the engine does not have. Waits for copies from a device."""
         self.submit()
         while not self.are_submitted:
-            pause(POLL_S)
+            threads.pause(POLL_S)
             self._ops.session.check_usable("all_reduce")
             self.submit()
 

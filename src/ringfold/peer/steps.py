@@ -55,7 +55,7 @@ from ringfold.peer.outcome import SLICE_S, ReduceInfo, copy_error
 from ringfold.peer.recording import Recording
 from ringfold.peer.sampling import Order, Sampling, sampler_of
 from ringfold.peer.staging import Array
-from ringfold.peer.step_ops import POLL_S, Outstanding, StepHandle, StepOp, pause, write_alone
+from ringfold.peer.step_ops import POLL_S, Outstanding, StepHandle, StepOp, write_alone
 from ringfold.peer.sync.resume import CheckpointStore, Resuming, check_used
 from ringfold.peer.sync.sync_call import (
     OnDivergence,
@@ -466,6 +466,8 @@ class Loop:
             self._run._set_step(None)
             self._ops.set_step(None)
             self._outstanding.abandon()
+            if self._recording is not None:
+                self._recording.abandon_step()
             self._end_counting(is_over=False)
             self._sigterm.uninstall()
 
@@ -760,7 +762,7 @@ class Loop:
                     self._ops.engine.wait_op(op.number, seconds)
                 else:
                     self._ops.session.check_usable("all_reduce")
-                    pause(seconds)
+                    threads.pause(seconds)
                 left_s -= seconds
 
         def alone() -> None:

@@ -6,6 +6,6 @@ on SIGTERM. `network.py` resolves names and lists addresses; `asyncio_support.py
 `log_limit.py` keeps remote input from filling the log. `local.py` and `rendezvous.py` connect programs of one host.
 `master_client.py` sends requests to a running master. `hardware.py` reads what this machine is and `doctor.py` judges
 it. The stores use `http.py`; `http_server.py` serves metrics. The agent uses `datagrams.py` and `feeds.py` to receive
-telemetry, and `netlink.py` and `bpf.py` to read the queues of network interfaces. `development.py` checks that the
-native test module is there.
+telemetry, and `netlink.py` and `bpf.py` to read the queues of network interfaces. `recorder.py` records the events of
+this process: in memory, in files and in flight records. `development.py` checks that the native test module is there.
 """

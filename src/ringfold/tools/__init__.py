@@ -4,5 +4,5 @@ Read `cluster.py` (a local cluster of processes, which never outlive their paren
 namespaces), `shaped.py` (hosts around a bridge) and `lab/` (hosts with several paths); then the programs: `demo/`,
 `soak/`, `bench/`. `stores.py` starts store servers for the soak and the benchmarks; `streams.py` has plain TCP and UDP
 traffic to compare with. `made_up_run.py` has statuses and events of a run that never was, for tests and pictures of
-views.
+views, `made_up_page.py` serves them, and `screenshots.py` takes the pictures of the documentation.
 """

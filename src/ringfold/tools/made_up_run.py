@@ -9,9 +9,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringfold.observe.dashboard.channels import RunChannel
-from ringfold.observe.dashboard.live import LiveSession
-from ringfold.observe.dashboard.server import PageSocket
 from ringfold.observe.view import RunView
 from ringfold.wire import notices
 from ringfold.wire.base import PeerId
@@ -148,7 +145,7 @@ class MadeUpRun:
         """The events after the first time, up to the second one."""
         return [
             Event(self._stamp(at_s, peer), notice)
-            for at_s, peer, notice in sorted(self._story(until_s), key=lambda each: each[0])
+            for at_s, peer, notice in sorted(self._story(after_s, until_s), key=lambda each: each[0])
             if after_s < at_s <= until_s
         ]
 
@@ -234,14 +231,14 @@ class MadeUpRun:
         what = f"group 0: all_reduce {self.steps(at_s)} (tag 0)"
         return [Waiting(what, waiting, [self.stalled], since_ms, f"in {left_ms / 1_000:.1f} s", left_ms)]
 
-    def _story(self, until_s: float) -> Iterator[tuple[float, PeerId, EventKind]]:
-        """Time, peer (0: the master), notice."""
+    def _story(self, after_s: float, until_s: float) -> Iterator[tuple[float, PeerId, EventKind]]:
+        """Time, peer (0: the master), notice: all of this span, and some others."""
         for peer in range(1, self.count + 1):
             yield 0.1, 0, notices.PeerRegistered(peer, f"trainer-{peer}", 0, f"10.0.0.{peer}:40000")
         ring = list(range(1, self.count + 1))
         yield 0.3, 0, notices.EpochRecorded(0, 7, ring, 0, 0)
         yield 0.4, 0, notices.EpochInstalled(0, 7, 120)
-        for number in range(int(until_s // 15) + 1):
+        for number in range(max(0, int(after_s // 15) - 1), int(until_s // 15) + 1)[-16:]:
             yield 15.0 * number + 5, 0, notices.RoundDone(self._round(number))
         if self.is_calm:
             return
@@ -294,22 +291,6 @@ class MadeUpRun:
         return RoundSummary(
             RoundId(1, number + 1), "master", "", begin_ns, begin_ns + 4_000_000_000, 1, nodes, edges, metrics=metrics
         )
-
-
-class MadeUpSource:
-    """A source of pages for a dashboard's server that has one run, which whoever has it lets go on."""
-
-    def __init__(self, view: RunView) -> None:
-        self.view, self._channel = view, RunChannel(view)
-
-    def open(self, page: PageSocket) -> LiveSession:
-        return LiveSession(self, page)
-
-    def channel(self, name: str) -> RunChannel:
-        return self._channel
-
-    def publish(self) -> None:
-        self._channel.publish()
 
 
 def _noise(number: float) -> float:

@@ -44,7 +44,9 @@ class HookState:
         check_thread(step)
         if bucket.index() == 0:
             self._begun.clear()
-        tensor, future = bucket.buffer(), torch.futures.Future[torch.Tensor]()
+        tensor = bucket.buffer()
+        # Where DDP uses the result, its streams follow those in which the future was completed.
+        future = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
         handle = step.all_reduce_async(tensor, op="avg", tag=FIRST_TAG + bucket.index(), quantize=self.quantize)
         self._begun.append((handle, future, tensor))
         if bucket.is_last():

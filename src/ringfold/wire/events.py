@@ -9,13 +9,15 @@ all files, which are CLOCK_MONOTONIC of their hosts, to one timeline.
 """
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
+from ringfold.errors import RemoteProtocolError
 from ringfold.wire import notices
 from ringfold.wire.base import Epoch, GroupId, PeerId
+from ringfold.wire.decoding import decode
 from ringfold.wire.notices import Level, Notice
 from ringfold.wire.status import Status
 
@@ -29,6 +31,9 @@ OpName = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter", "bar
 OP_NAMES: tuple[OpName, ...] = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
 
 
+Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class Stamp(Struct, frozen=True, omit_defaults=True, rename={"peer": "by"}):
     """When and by which process an event was recorded.
 
@@ -37,8 +42,8 @@ class Stamp(Struct, frozen=True, omit_defaults=True, rename={"peer": "by"}):
     of a peer has the peer's `at` and `wall`.
     """
 
-    at: int
-    wall: int = 0
+    at: Time
+    wall: Time = 0
     peer: PeerId = 0
 
 
@@ -126,6 +131,9 @@ class OpEnded(Notice, frozen=True, tag="op_ended", omit_defaults=True):
     last payload of another peer came, and `local_ns` is when this peer's part was finished; from then on it waits for
     evidence. `blocked_ns` is for how long payload for the next peer waited because the transport took no more.
     `last_peer` is the peer whose Done completed the evidence (0: this peer's own, or it is not known).
+
+    `arriving_ns` is for how long segments were arriving, each from its first byte to its last, from that peer with
+    which it took longest, `arriving_from`: a slow link takes long for its bytes, whatever they wait for before.
     """
 
     op: OpName
@@ -145,6 +153,8 @@ class OpEnded(Notice, frozen=True, tag="op_ended", omit_defaults=True):
     in_last_ns: int = 0
     local_ns: int = 0
     blocked_ns: int = 0
+    arriving_ns: int = 0
+    arriving_from: PeerId = 0
     last_peer: PeerId = 0
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -398,12 +408,27 @@ def kind_of(notice: Notice) -> str:
 
 def encode_event(stamp: Stamp, notice: Notice) -> bytes:
     """The line of an event, without the newline."""
-    return _encoder.encode(stamp)[:-1] + b"," + _encoder.encode(notice)[1:]
+    try:
+        return _encoder.encode(stamp)[:-1] + b"," + _encoder.encode(notice)[1:]
+    except UnicodeEncodeError:  # a text with a file name that is not UTF-8
+        return _encoder.encode(stamp)[:-1] + b"," + _encoder.encode(_readable(msgspec.to_builtins(notice)))[1:]
+
+
+def _readable(value: object) -> object:
+    """The same, with `?` in place of what UTF-8 cannot encode."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode("utf-8")
+        case dict():
+            return {_readable(name): _readable(each) for name, each in value.items()}
+        case list():
+            return [_readable(each) for each in value]
+    return value
 
 
 def decode_event(line: bytes) -> Event | None:
     """The event of a line; None if it is not one: the line was cut off, or a newer version wrote it."""
     try:
-        return Event(_stamps.decode(line), _events.decode(line))
-    except msgspec.DecodeError:
+        return Event(decode(_stamps.decode, line), decode(_events.decode, line))
+    except RemoteProtocolError:
         return None

@@ -206,7 +206,6 @@ def heartbeat_frame(heartbeat: Heartbeat) -> bytes:
     ]
     parts += [_ANNOUNCED.pack(op.tag, op.sequence, op.age_ms, op.fingerprint, op.done) for op in heartbeat.ops]
     *counters, durations = msgspec.structs.astuple(heartbeat.totals)
-    durations = durations or [0] * (len(DURATION_BOUNDS_US) + 1)
     report = b"" if heartbeat.progress is None else encode_progress(heartbeat.progress)
     parts += [_TOTALS.pack(*counters, *durations, len(report)), report]
     return frame(FrameKind.HEARTBEAT, b"".join(parts))

@@ -69,18 +69,18 @@ class OpTotals(Struct, frozen=True, array_like=True):
     waited_ns: int = 0
     blocked_ns: int = 0
     lanes_lost: int = 0
-    durations: list[int] = []
+    durations: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BOUNDS_US) + 1))
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):
     """What a peer's program reports: it travels in heartbeats, at most once in each.
 
     `step` is the number of the step that the program is in or has finished last (-1: none yet), `steps` counts the
-    finished ones. `logged` is what the program passed to `step.log` last (None: a number that is
-    not finite). `clock_offset_ns` is the run's global clock
-    minus the host's wall clock, at most `clock_error_ns` off; None without a global clock. `events` are lines of
-    `wire/events.py` for live views, the last few that no earlier report had; `first_event` is the number of the first
-    of them, and `events_dropped` how many this peer could not record.
+    finished ones. `logged` is what the program passed to `step.log` last (None: a number that is not finite).
+    `clock_offset_ns` is the run's global clock minus the host's wall clock, at most `clock_error_ns` off; None without
+    a global clock. `events` are lines of `wire/events.py` for live views: those of the last seconds, so that none is
+    lost with a report that was replaced before a heartbeat took it. `first_event` is the number of the first of them:
+    the master skips those that it has. `events_dropped` is how many this peer could not record.
     """
 
     version: str = ""

@@ -726,7 +726,7 @@ def test_a_request_that_breaks_the_agent_costs_only_its_client(
         flow = bystander.register("10.0.0.1", "10.0.0.2", PATHS)
         placed(bystander, flow)
         with monkeypatch.context() as patch:
-            patch.setattr(agent.server._machine, "_status", lambda *_: NOTHING["missing"])
+            patch.setattr(agent.server._machine, "status", lambda *_: NOTHING["missing"])
             [_, refused] = strange(
                 directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)) + agent_frame(AskAgent(2))
             )
@@ -741,7 +741,7 @@ def test_an_agent_whose_tables_are_not_sound_after_a_fault_ends(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = AgentThread(settings(directory))
-    monkeypatch.setattr(agent.server._machine, "_status", lambda *_: NOTHING["missing"])
+    monkeypatch.setattr(agent.server._machine, "status", lambda *_: NOTHING["missing"])
     monkeypatch.setattr(agent.server._machine, "check", lambda: NOTHING["unsound"])
     strange(directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)))
     with pytest.raises(KeyError, match="missing"):

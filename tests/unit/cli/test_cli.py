@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Literal
@@ -22,7 +23,7 @@ import ringfold.cli
 from ringfold.cli import COMMANDS, agent, build, logs, output, runs
 from ringfold.cli.probe import control
 from ringfold.cli.status import render
-from ringfold.config import load
+from ringfold.config import load, state_directory
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
 from ringfold.master.server import MasterThread
 from ringfold.master.settings import MasterSettings, master_settings
@@ -598,7 +599,10 @@ def test_a_taken_address_is_one_line(ringfold_command: Run, capsys: pytest.Captu
 
 def test_master_settings_are_those_of_the_registry() -> None:
     """What the registry calls the default is what a master does without any setting."""
-    assert master_settings(load({}, environment={}, directory=Path("/"), home=Path("/"))) == MasterSettings()
+    made = master_settings(load({}, environment={}, directory=Path("/"), home=Path("/")))
+    assert made.flight_dir == state_directory() / "flight"
+    assert replace(made, flight_dir=None) == MasterSettings()
+    assert master_settings(load({"flight": False}, environment={}, directory=Path("/"), home=Path("/"))).flight_dir is None
 
 
 @pytest.mark.parametrize(("given", "ms"), [("off", "off"), ("auto", "auto"), (2.5, 2_500)])

@@ -498,13 +498,13 @@ def test_a_cuda_tensor_is_staged_through_host_memory() -> None:
             spans = spans_of(tensor)
             spans.arrays[0][...] = 0
             assert torch.equal(tensor, before)
-            spans.copy_back()
+            spans.give_back()
             assert not tensor.any()
     with torch.inference_mode():
         tensor = torch.ones(3, device="cuda")
     spans = spans_of(tensor)
     spans.arrays[0][...] = 5
-    spans.copy_back()
+    spans.give_back()
     assert tensor.tolist() == [5, 5, 5]
     for wrong in ([tensor, tensor], tensor[:1].expand(4)):
         with pytest.raises(UsageError, match=r"written twice|share their memory"):

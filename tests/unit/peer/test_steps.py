@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -16,9 +15,9 @@ import pytest
 
 import ringfold as rf
 from ringfold.master.server import MasterThread
+from ringfold.peer.buffers import Spans
 from ringfold.peer.effects import SyncSucceeded
 from ringfold.peer.ops import Ops
-from ringfold.peer.staging import StridedCopy
 from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import set_torn
@@ -161,13 +160,14 @@ def test_ops_are_submitted_when_their_copies_are_filled(
     master: MasterThread, monkeypatch: pytest.MonkeyPatch, looks: int, min_world: int
 ) -> None:
     """A copy from a device may end between any two looks at it."""
-    looked: Counter[StridedCopy] = Counter()
+    looked: dict[int, tuple[Spans, int]] = {}
 
-    def is_filled(copy: StridedCopy) -> bool:
-        looked[copy] += 1
-        return looked[copy] > looks
+    def is_filled(spans: Spans) -> bool:
+        _, before = looked.get(id(spans), (spans, 0))
+        looked[id(spans)] = spans, before + 1
+        return before >= looks
 
-    monkeypatch.setattr(StridedCopy, "is_filled", is_filled)
+    monkeypatch.setattr(Spans, "is_filled", is_filled)
     world = max(2, min_world)
 
     def work() -> list[float]:

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringfold.tools.bench import app, gpu, targets
+from ringfold.tools.bench.report import Row
 
 MS = 1_000_000
 
@@ -80,10 +81,10 @@ def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_targets_are_about_large_tensors_and_long_passes() -> None:
-    small = {"part": "op", "size_bytes": 1 << 20, "cuda_speed": 0.1}
-    large = {"part": "op", "size_bytes": 16 << 20, "cuda_speed": 0.86}
-    short = {"part": "overlap", "backward_over_communication": 1.2, "hidden": 0.1}
-    long = {"part": "overlap", "backward_over_communication": 1.6, "hidden": 0.69}
+    small: Row = {"part": "op", "size_bytes": 1 << 20, "cuda_speed": 0.1}
+    large: Row = {"part": "op", "size_bytes": 16 << 20, "cuda_speed": 0.86}
+    short: Row = {"part": "overlap", "backward_over_communication": 1.2, "hidden": 0.1}
+    long: Row = {"part": "overlap", "backward_over_communication": 1.6, "hidden": 0.69}
     found = {one.id: one.verdict for one in targets.check("gpu", [small, large, short, long], {}, 16)}
     assert found == {"gpu-ops": "hit", "gpu-overlap": "miss"}
 

@@ -1,6 +1,8 @@
 """Bytes to typed messages and back; whatever is not exactly the protocol is a RemoteProtocolError."""
 
+import contextlib
 import struct
+from functools import partial
 from typing import get_args
 
 import msgspec
@@ -15,6 +17,7 @@ from ringfold.wire.frames import (
     DESCRIPTOR_BYTES,
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,
+    MAX_REPORT_BYTES,
     Announced,
     Done,
     Evidence,
@@ -36,19 +39,21 @@ from ringfold.wire.frames import (
     message_frame,
 )
 from ringfold.wire.proof import derive, prove, proven
+from ringfold.wire.status import OpTotals, Progress
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
 texts = st.text(max_size=40)
 blobs = st.binary(max_size=40)
 
 
-def strategy(hint: object) -> st.SearchStrategy[object]:
+def strategy(hint: object, *, allow_infinity: bool = True) -> st.SearchStrategy[object]:
     """Values of a field's type, for every type that occurs in the messages. An unknown type is an error here."""
+    inner = partial(strategy, allow_infinity=allow_infinity)
     match hint:
         case msgspec.inspect.IntType():
             return st.integers(-(2**63), 2**63 - 1)
         case msgspec.inspect.FloatType():
-            return st.floats(allow_nan=False)
+            return st.floats(allow_nan=False, allow_infinity=allow_infinity)
         case msgspec.inspect.StrType():
             return texts
         case msgspec.inspect.BytesType():
@@ -60,15 +65,15 @@ def strategy(hint: object) -> st.SearchStrategy[object]:
         case msgspec.inspect.LiteralType(values):
             return st.sampled_from(values)
         case msgspec.inspect.ListType():
-            return st.lists(strategy(hint.item_type), max_size=3)
+            return st.lists(inner(hint.item_type), max_size=3)
         case msgspec.inspect.DictType():
-            return st.dictionaries(strategy(hint.key_type), strategy(hint.value_type), max_size=3)
+            return st.dictionaries(inner(hint.key_type), inner(hint.value_type), max_size=3)
         case msgspec.inspect.TupleType():
-            return st.tuples(*map(strategy, hint.item_types))
+            return st.tuples(*map(inner, hint.item_types))
         case msgspec.inspect.UnionType():
-            return st.one_of(*map(strategy, hint.types))
+            return st.one_of(*map(inner, hint.types))
         case msgspec.inspect.StructType():
-            return st.builds(hint.cls, **{field.name: strategy(field.type) for field in hint.fields})
+            return st.builds(hint.cls, **{field.name: inner(field.type) for field in hint.fields})
     raise AssertionError(f"no strategy for {hint}")
 
 
@@ -225,7 +230,25 @@ def test_a_masters_heartbeat_survives_the_round_trip(number: int, echo: int) -> 
 
 
 announced = st.builds(Announced, u64, u32, u32, u32, st.booleans())
-heartbeats = st.builds(Heartbeat, u64, u64, u32, u32, u32, u64, st.lists(announced, max_size=4), u64, u64)
+totals = st.builds(OpTotals, *[u64] * 11, st.lists(u64, min_size=11, max_size=11))
+numbers = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False))
+progress = st.builds(
+    Progress,
+    version=st.text(max_size=8),
+    step=st.integers(-1, 2**63 - 1),
+    steps=u32,
+    in_step=st.booleans(),
+    logged=st.dictionaries(st.text(max_size=8), numbers, max_size=4),
+    clock_offset_ns=st.one_of(st.none(), st.integers(-(2**62), 2**62)),
+    clock_error_ns=st.one_of(st.none(), u32),
+    events=st.lists(st.binary(max_size=40), max_size=4),
+    first_event=u32,
+    events_dropped=u32,
+)
+heartbeats = st.builds(
+    Heartbeat, u64, u64, u32, u32, u32, u64, st.lists(announced, max_size=4), u64, u64, u32, totals,
+    st.one_of(st.none(), progress),
+)  # fmt: skip
 
 
 @given(heartbeats)
@@ -242,6 +265,35 @@ def test_a_heartbeat_of_another_length_is_refused(heartbeat: Heartbeat, data: st
         decode_heartbeat(body[: data.draw(st.integers(0, len(body) - 1))])
     with pytest.raises(RemoteProtocolError):
         decode_heartbeat(body + b"\0")
+
+
+def report_of(length: int) -> bytes:
+    """A heartbeat whose report has this length, and is a report only if it is as long as an empty map of one byte."""
+    [(_, body)] = cut(FrameReader(), heartbeat_frame(Heartbeat(1, 2)))
+    return body[:-4] + struct.pack("<I", length) + bytes([0x80]) * length
+
+
+def test_a_report_is_bounded_and_must_be_one() -> None:
+    assert decode_heartbeat(report_of(0)).progress is None
+    assert decode_heartbeat(report_of(1)).progress == Progress()
+    with pytest.raises(RemoteProtocolError, match="not a report of a peer"):
+        decode_heartbeat(report_of(2))
+    with pytest.raises(RemoteProtocolError, match=f"limit {MAX_REPORT_BYTES}"):
+        decode_heartbeat(report_of(MAX_REPORT_BYTES + 1))
+
+
+@given(st.binary(min_size=1, max_size=60))
+def test_a_report_of_any_bytes_is_one_or_refused(report: bytes) -> None:
+    body = report_of(0)[:-4] + struct.pack("<I", len(report)) + report
+    with contextlib.suppress(RemoteProtocolError):
+        assert decode_heartbeat(body).progress is not None
+
+
+def test_an_op_count_beyond_the_heartbeat_is_refused() -> None:
+    [(_, body)] = cut(FrameReader(), heartbeat_frame(Heartbeat(1, 2)))
+    at = 16 + struct.calcsize("<IIIIQQQ")
+    with pytest.raises(RemoteProtocolError):
+        decode_heartbeat(body[:at] + struct.pack("<H", 60_000) + body[at + 2 :])
 
 
 descriptors = st.binary(min_size=DESCRIPTOR_BYTES, max_size=DESCRIPTOR_BYTES)

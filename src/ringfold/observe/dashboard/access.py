@@ -1,7 +1,7 @@
-"""Who may look at a dashboard: a token derived from the join token, and the checks of `Host` and `Origin`. Pure.
+"""Who may look at a dashboard: the check of its token, and of `Host` and `Origin`. Pure.
 
-The token of a dashboard cannot be used to join: it is an HMAC of the join token. A browser never sends the fragment of
-an address, so the printed address ends with `#token=...`, and the page sends the token in its first message.
+The token is that of viewers (`wire/proof.py`), with which nobody can join. A browser never sends the fragment of an
+address, so the printed address ends with `#token=...`, and the page sends the token in its first message.
 
 Without a join token a dashboard listens on loopback only, and needs no token. There, another page in the same browser
 could reach it by a name that it has rebound to 127.0.0.1: so the `Host` must be a name of loopback, and the `Origin` of
@@ -12,14 +12,6 @@ import hmac
 from urllib.parse import urlsplit
 
 from ringfold.config import is_loopback
-from ringfold.wire.proof import derive
-
-TOKEN_HEX = 40
-
-
-def view_token(join_token: bytes) -> str:
-    """The token for looking at the runs of this join token; empty if there is none."""
-    return derive(join_token, "dashboard").hex()[:TOKEN_HEX] if join_token else ""
 
 
 def may_look(token: str, given: object) -> bool:

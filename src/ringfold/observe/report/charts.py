@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil
 
 from ringfold.observe.report.svg import Scale, Svg, log_ticks, number, ticks, time_label, time_ticks
@@ -24,6 +25,8 @@ MAX_ROWS = 64
 """Peers of a timeline; the others are members from begin to end, and are counted."""
 MAX_NUMBERED = 40
 """Incidents with a number in the charts."""
+MANY_MARKS = 12
+"""More lines of incidents are pale: they would hide what is behind them."""
 MAX_MAP = 48
 """Peers of a heat map."""
 _ROW, _TOP = 22, 26
@@ -50,6 +53,7 @@ def marks_of(summary: Summary) -> list[Mark]:
         (number, incident)
         for number, incident in enumerate(summary.incidents, 1)
         if incident.kind not in ("begun", "ended", "note")
+        and (incident.kind != "joined" or incident.at_s >= (summary.first_step_s or 0.0))
     ]
     numbered = len(found) <= MAX_NUMBERED
     return [Mark(number if numbered else 0, incident.at_s, tone(incident), incident.text) for number, incident in found]
@@ -90,10 +94,10 @@ class _TimePlot:
 
     def marks(self, marks: Sequence[Mark]) -> None:
         """A line for each incident, and its number above, where there is room."""
-        occupied = -1e9
+        occupied, many = -1e9, " many" if len(marks) > MANY_MARKS else ""
         for mark in marks:
             at = self.x(mark.at_s)
-            self.svg.line(at, self.top, at, self.bottom, f"mark {mark.kind}", mark.text)
+            self.svg.line(at, self.top, at, self.bottom, f"mark {mark.kind}{many}", mark.text)
             if mark.number and at - occupied >= 17:
                 occupied = at
                 self.svg.circle(at, self.top - 10, 8, f"badge {mark.kind}", mark.text)
@@ -126,7 +130,7 @@ def timeline(summary: Summary, width: int) -> str:
     for label, members in rows:
         svg.text(left - 8, y + 13, _fit(label, left - 12), "label", "end", label)
         for member in members:
-            _member(plot, member, y)
+            _member(plot, member, y, is_named=len(members) > 1)
         y += _ROW
     plot.marks(marks_of(summary))
     plot.axis(summary.seconds, width)
@@ -183,7 +187,7 @@ _ENDS = {
 }
 
 
-def _member(plot: _TimePlot, member: Membership, y: float) -> None:
+def _member(plot: _TimePlot, member: Membership, y: float, *, is_named: bool) -> None:
     svg, x = plot.svg, plot.x
     joined = member.joined_s if member.joined_s is not None else member.ended_s
     registered = member.registered_s if member.registered_s is not None else joined
@@ -197,7 +201,7 @@ def _member(plot: _TimePlot, member: Membership, y: float) -> None:
     x1, x2 = x(joined), x(member.ended_s)
     if member.joined_s is not None:
         svg.rect(x1, y, max(1.5, x2 - x1), _ROW - 6, "member", tip, 3)
-        if x2 - x1 > 60:
+        if is_named and x2 - x1 > 60:
             _inside(svg, x1, x2, y, f"peer {member.peer}", "on-member")
     if kind in ("end-lost", "end-evicted"):
         middle = y + (_ROW - 6) / 2
@@ -225,19 +229,20 @@ def _fit(text: str, pixels: float) -> str:
 
 
 def coarser(points: Sequence[SeriesPoint], most: int) -> list[SeriesPoint]:
-    """At most so many points: neighbours become one, with the mean of their means, the least and the greatest."""
+    """At most so many points: those of a stretch of time become one, with the mean of their means, the least and the
+    greatest. Points on both sides of a long pause stay apart."""
     if len(points) <= most:
         return list(points)
-    size = ceil(len(points) / most)
+    first, span = points[0].at_s, (points[-1].at_s - points[0].at_s) or 1.0
     found = []
-    for first in range(0, len(points), size):
-        some = points[first : first + size]
+    for _, some in groupby(points, lambda point: min(most - 1, int((point.at_s - first) / span * most))):
+        near = list(some)
         found.append(
             SeriesPoint(
-                sum(point.at_s for point in some) / len(some),
-                sum(point.mean for point in some) / len(some),
-                min(point.low for point in some),
-                max(point.high for point in some),
+                sum(point.at_s for point in near) / len(near),
+                sum(point.mean for point in near) / len(near),
+                min(point.low for point in near),
+                max(point.high for point in near),
             )
         )
     return found
@@ -294,11 +299,11 @@ def _value_scale(points: Sequence[SeriesPoint], from_zero: bool) -> tuple[tuple[
 
 
 def _without_gaps(points: Sequence[SeriesPoint], seconds: float) -> list[list[SeriesPoint]]:
-    """Parts between which there was nothing for a tenth of the time and many times longer than usual."""
+    """Parts between which there was nothing for much longer than usual."""
     usual = seconds / max(1, len(points))
     parts: list[list[SeriesPoint]] = [[points[0]]]
     for point in points[1:]:
-        if point.at_s - parts[-1][-1].at_s > max(12 * usual, seconds * 0.1):
+        if point.at_s - parts[-1][-1].at_s > max(12 * usual, seconds * 0.03):
             parts.append([])
         parts[-1].append(point)
     return parts
@@ -321,9 +326,8 @@ def _hovers(plot: _TimePlot, points: Sequence[SeriesPoint], unit: str) -> None:
 
 WORK_PARTS = (
     ("own", "own work"),
-    ("waited", "waiting for others to begin"),
-    ("moved", "transfer and reduction"),
-    ("commit", "waiting for the commit"),
+    ("waited", "waiting for the last to begin"),
+    ("moved", "the op itself"),
     ("sync", "admissions and syncs"),
 )
 
@@ -361,8 +365,8 @@ def _share(svg: Svg, x1: float, x2: float, y: float, text: str, kind: str) -> No
         svg.text((x1 + x2) / 2, y + 14, text, f"on-{kind}", "middle")
 
 
-def _parts_of(work: PeerWork) -> tuple[float, float, float, float, float]:
-    return work.own_s, work.waited_s, work.moved_s, work.commit_s, work.sync_s
+def _parts_of(work: PeerWork) -> tuple[float, float, float, float]:
+    return work.own_s, work.waited_s, work.moved_s, work.sync_s
 
 
 # Ops
@@ -482,7 +486,6 @@ def clock_chart(summary: Summary, clocks: Sequence[ClockFigures], width: int) ->
     return svg.done()
 
 
-def share_bar(share: float, expected: float = 0.0) -> str:
-    """A bar in a cell of a table, with a mark at the expected share."""
-    mark = f'<i style="left:{number(min(1.0, expected) * 100)}%"></i>' if expected else ""
-    return f'<span class="bar" aria-hidden="true"><b style="width:{number(min(1.0, share) * 100)}%"></b>{mark}</span>'
+def share_bar(share: float) -> str:
+    """A bar in a cell of a table."""
+    return f'<span class="bar" aria-hidden="true"><b style="width:{number(min(1.0, share) * 100)}%"></b></span>'

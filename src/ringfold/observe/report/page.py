@@ -56,7 +56,8 @@ def page(summary: Summary, version: str) -> str:
         f"<title>{text(title)}</title><style>{_style()}</style></head><body>"
         f'{_header(summary)}<nav aria-label="Sections">{navigation}</nav></header><main>{body}</main>'
         f"<footer><p>Written by ringfold {text(version)} from the records of "
-        f"{times(len(summary.records), 'process', 'processes')}. Times are seconds since the run began, on the run's global clock where there was one. "
+        f"{times(len(summary.records), 'process', 'processes')}. Times are since the run began, on the run's global "
+        "clock where there was one. "
         "The same figures as JSON: <code>ringfold report DIR --json</code>.</p></footer></body></html>\n"
     )
 
@@ -95,7 +96,7 @@ def _head_figures(summary: Summary) -> list[tuple[str, str, str]]:
         peers = f"{summary.fewest_peers} to {summary.most_peers}"
     found.append(("peers", peers, times(summary.epochs, "epoch")))
     broke = sum(charts.tone(one) in ("bad", "warn") for one in summary.incidents)
-    joined = sum(one.kind == "joined" for one in summary.incidents)
+    joined = sum(one.kind == "joined" and one.at_s >= (summary.first_step_s or 0.0) for one in summary.incidents)
     found.append(("disturbances", f"{broke}", f"and {times(joined, 'join')}"))
     if summary.costs.paused_s is not None:
         share = percent(summary.costs.paused_s / summary.seconds) if summary.seconds else ""
@@ -217,7 +218,7 @@ def _logged(summary: Summary, series: Series) -> str:
 def _slow(summary: Summary) -> str:
     if not summary.work:
         return ""
-    shown = sorted(summary.work, key=lambda work: -work.own_s / ((work.own_s + work.waited_s) or 1))[: charts.MAX_ROWS]
+    shown = sorted(summary.work, key=lambda work: -work.kept_s)[: charts.MAX_ROWS]
     shown = [work for work in summary.work if work in shown]
     legend = "".join(
         f'<li><i class="key-{kind}"></i>{name}</li>'
@@ -230,7 +231,8 @@ def _slow(summary: Summary) -> str:
     if summary.slow_steps:
         parts.append("<h3>The slowest steps</h3>" + _slow_steps(summary))
     parts.append(
-        '<p class="soft">A slow peer has much own work and waits little: the others wait for it. '
+        '<p class="soft">All members end an op together, so it is shortest at the peer that begins last. A slow peer '
+        "has much own work and waits little. "
         "<code>ringfold trace --why</code> says whether compute, a link or the host was the cause.</p>"
     )
     return "".join(parts)
@@ -238,14 +240,15 @@ def _slow(summary: Summary) -> str:
 
 def _last_table(work: Sequence[PeerWork]) -> str:
     rows = []
-    for peer in sorted(work, key=lambda one: -(one.last / one.judged if one.judged else 0.0)):
+    for peer in sorted(work, key=lambda one: (-one.kept_s, one.peer)):
         share = peer.last / peer.judged if peer.judged else 0.0
         steps = peer.steps or 1
         rows.append(
             (
                 text(f"{peer.peer} ({peer.name})" if peer.name else peer.peer),
                 text(peer.host),
-                text(percent(share)) + charts.share_bar(share, peer.expected) if peer.judged else "",
+                text(percent(share)) + charts.share_bar(share) if peer.judged else "",
+                text(duration_text(peer.kept_s)) if peer.judged else "",
                 text(duration_text(peer.waited_s / steps)) if peer.steps else "",
                 text(duration_text(peer.own_s / steps)) if peer.steps else "",
                 text(duration_text(peer.cpu_s / steps)) if peer.cpu_s else "",
@@ -254,31 +257,38 @@ def _last_table(work: Sequence[PeerWork]) -> str:
             )
         )
     columns = (
-        "peer", "host", "last in ops of others", "waited, per step", "own work, per step", "CPU, per step",
-        "without a core, per step", "waited for by others",
+        "peer", "host", "began last", "kept others", "waits per step", "own work", "CPU", "no core",
+        "long waits for it",
     )  # fmt: skip
     caption = (
-        "How often a peer's part came last in ops of the others (the mark is what would be by chance), and averages "
-        "per step. The last column has waits of a second and more."
+        "Began last: in how many of its ops the others waited for it to begin. Kept others: by how much it was later "
+        "than the next one, in all. Then averages per step: waits, own work, its CPU time, and how long its thread was "
+        "ready and had no core. Long waits: those of a second and more."
     )
-    return table(caption, columns, rows, "  knnnnn")
+    return table(caption, columns, rows, "  knnnnnn")
 
 
 def _slow_steps(summary: Summary) -> str:
     names = {work.peer: work.name for work in summary.work}
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             f"{slow.step:,}",
             text(duration_text(slow.at_s)),
             text(duration_text(slow.took_s)),
-            text(number_text(slow.took_s / summary.step_median_s) + " times" if summary.step_median_s else ""),
-            text(f"{slow.peer} ({names.get(slow.peer, '')}): {duration_text(slow.own_s)}"),
+            text(f"{slow.took_s / summary.step_median_s:.3g} x" if summary.step_median_s else ""),
+            "" if slow.incident else text(f"{slow.peer} ({names.get(slow.peer, '')}), {duration_text(slow.own_s)}"),
             text(slow.incident),
         )
         for slow in summary.slow_steps
     ]
-    columns = ("step", "ended at", "took", "the median", "most own work", "incident meanwhile")
-    return table("Steps that took more than twice the median.", columns, rows, "nnnn w")
+    columns: tuple[str, ...] = ("step", "ended at", "took", "of the median", "most own work", "meanwhile")
+    caption = "Steps that took more than twice the median. Most own work: the peer that was longest without an op."
+    kinds = "nnnnkw"
+    if all(slow.incident for slow in summary.slow_steps):
+        rows = [(*row[:4], row[5]) for row in rows]
+        columns, kinds = (*columns[:4], columns[5]), "nnnnw"
+        caption = "Steps that took more than twice the median."
+    return table(caption, columns, rows, kinds, cards=True)
 
 
 # Ops, links, clocks
@@ -295,23 +305,20 @@ def _ops(summary: Summary) -> str:
             text(duration_text(op.median_us / 1e6)),
             text(duration_text(op.p99_us / 1e6)),
             text(duration_text(op.greatest_us / 1e6)),
-            text(percent(op.waited_share)),
-            text(percent(op.moved_share)),
-            text(percent(op.commit_share)),
+            text(duration_text(op.least_median_us / 1e6)) if op.least_median_us else "",
+            "" if op.waited_share is None else text(percent(op.waited_share)),
             text(percent(op.blocked_share)),
         )
         for op in summary.ops
     ]
-    columns = (
-        "op", "size", "ended", "median", "p99", "longest", "waiting to begin", "transfer", "commit", "blocked",
-    )  # fmt: skip
+    columns = ("op", "size", "ended", "median", "p99", "longest", "median of the last", "waiting", "blocked")
     caption = (
-        "Committed ops at all peers, from their start in an epoch to their end, and how that time divides. Blocked: "
-        "the transport took no more for the next peer."
+        "Committed ops at all peers, from their start in an epoch to their end. Median of the last: at the peer that "
+        "began last, so without waiting for others. Blocked: the transport took no more for the next peer."
     )
     shown = summary.ops[:MAX_CHARTED_OPS]
     chart = charts.both(lambda width: charts.ops_chart(shown, width)) if len(shown) > 1 else ""
-    return chart + table(caption, columns, rows, "  nnnnnnnn")
+    return chart + table(caption, columns, rows, "  nnnnnnn")
 
 
 def _links(summary: Summary) -> str:
@@ -374,6 +381,8 @@ def _clocks(summary: Summary) -> str:
     parts = []
     if summary.clocks:
         parts.append(_clock_part(summary))
+    elif len({record.host for record in summary.records}) == 1:
+        parts.append('<p class="soft">All processes were on one host, and have its clock.</p>')
     elif summary.records:
         parts.append(
             '<p class="soft">No process had the global clock (<code>probe=True</code>): times of different hosts are '

@@ -28,7 +28,6 @@ from ringfold.observe.summary.sentences import sentences
 from ringfold.observe.summary.thinning import ThinnedSeries
 from ringfold.observe.summary.wording import join_words
 from ringfold.units import US
-from ringfold.wire.base import PeerId
 from ringfold.wire.notices import PeerRegistered, RunEnded
 
 MAX_SLOW_STEPS = 10
@@ -48,9 +47,7 @@ def summarise(records: Iterable[Record], run: str = "") -> Summary:
     """The summary of one run; `run` chooses it where the records are of several. UsageError if it is not there."""
     chosen = choose(list(records), run)
     collector = Collector(RunTime(chosen))
-    for record in chosen:
-        collector.read(record)
-    collector.status.end()
+    collector.read(chosen)
     return _Builder(collector, chosen[0].begun.run).summary()
 
 
@@ -106,8 +103,8 @@ class _Builder:
         collector, ops, history = self._collector, self._collector.ops, self._history
         usual_us = ops.step_times.quantile(0.5)
         incidents = IncidentList()
-        incidents.gather(self._events, history, ops.gaps, usual_us * US, self._began_ns, ops.repeated_steps)
-        sizes = [len(ring) for ring in self._rings()]
+        incidents.gather(self._events, history, ops, self._began_ns)
+        sizes = self._sizes()
         ended = [event.notice.how for event in self._events if isinstance(event.notice, RunEnded)]
         count = 0 if ops.first_step is None or ops.last_step is None else ops.last_step - ops.first_step + 1
         summary = Summary(
@@ -116,6 +113,7 @@ class _Builder:
             seconds=(self._end_ns - self._began_ns) / 1e9,
             ended=ended[-1] if ended else "",
             sentences=[],
+            first_step_s=self._seconds(ops.first_end_ns),
             steps=count,
             first_step=ops.first_step,
             last_step=ops.last_step,
@@ -150,9 +148,16 @@ class _Builder:
         )
         return _with_sentences(summary)
 
-    def _rings(self) -> list[list[PeerId]]:
-        """Of all epochs with members; those before the run was complete count as well."""
-        return [epoch.ring for epoch in self._history.changes if epoch.ring]
+    def _sizes(self) -> list[int]:
+        """How many members all groups together had, from the first step on."""
+        began_ns = self._collector.ops.first_end_ns or 0
+        now: dict[tuple[int, int], int] = {}
+        found: list[int] = []
+        for epoch in sorted(self._history.changes, key=lambda epoch: epoch.runs_ns):
+            now[epoch.key[:2]] = len(epoch.ring)
+            size = sum(count for (incarnation, _), count in now.items() if incarnation == epoch.key.incarnation)
+            found = [*found, size] if epoch.runs_ns > began_ns else [size]
+        return found
 
     def _logged(self) -> list[Series]:
         ops = self._collector.ops
@@ -179,13 +184,12 @@ class _Builder:
         return found
 
     def _work(self) -> list[PeerWork]:
-        collector, last = self._collector, self._count_last()
-        found = []
+        collector, found = self._collector, []
         for peer, work in sorted(collector.ops.work.items()):
-            if not peer and not work.ops:
-                continue
             member = self._history.members.get(peer)
-            named, judged, by_chance = last.get(peer, (0, 0, 0.0))
+            # Of the time in ops, the part that was longer than at the peer that began last.
+            in_ops_s = work.in_ops_ns / 1e9
+            waited_s = in_ops_s * work.waited_ns / work.compared_ns if work.compared_ns else 0.0
             found.append(
                 PeerWork(
                     peer,
@@ -193,36 +197,18 @@ class _Builder:
                     member.host if member else "",
                     work.steps,
                     work.ops,
-                    max(0, work.step_ns - work.in_steps_ns) / 1e9,
-                    work.waited_ns / 1e9,
-                    work.moved_ns / 1e9,
-                    work.commit_ns / 1e9,
+                    max(0, work.step_ns - work.in_ops_ns) / 1e9,
+                    waited_s,
+                    in_ops_s - waited_s,
                     work.sync_ns / 1e9,
                     work.cpu_ns / 1e9,
                     work.queued_ns / 1e9,
-                    named,
-                    judged,
-                    by_chance / judged if judged else 0.0,
+                    work.last,
+                    work.judged,
+                    work.kept_ns / 1e9,
                     collector.status.missing_ms.get(peer, 0) / 1e3,
                 )
             )
-        return found
-
-    def _count_last(self) -> dict[PeerId, tuple[int, int, float]]:
-        """Of each peer: how often others named it as the last one, of how many reports, and how often by chance."""
-        rings: dict[tuple[int, int], list[PeerId]] = {}
-        for epoch in self._history.changes:
-            rings[epoch.key.group, epoch.key.epoch] = epoch.ring
-        found: dict[PeerId, tuple[int, int, float]] = {}
-        for key, reports in self._collector.ops.last.items():
-            ring = rings.get(key) or sorted({*reports, *(peer for named in reports.values() for peer in named)})
-            total = sum(sum(named.values()) for named in reports.values())
-            for peer in ring:
-                judged = total - sum(reports.get(peer, {}).values())
-                named = sum(counts.get(peer, 0) for reporter, counts in reports.items() if reporter != peer)
-                before = found.get(peer, (0, 0, 0.0))
-                chance = judged / max(1, len(ring) - 1)
-                found[peer] = (before[0] + named, before[1] + judged, before[2] + chance)
         return found
 
     # Bytes and links
@@ -234,11 +220,14 @@ class _Builder:
             member = self._history.members.get(peer)
             name = member.name if member else statuses[peer][0] if peer in statuses else ""
             work, totals = collector.ops.work.get(peer), statuses[peer][2] if peer in statuses else None
-            counted = totals.sent_bytes if totals else 0
-            if totals is not None and counted >= (work.sent_bytes if work else 0) * 0.9:
-                found.append(Traffic(peer, name, counted, totals.received_bytes, totals.memory_bytes))
-            elif work is not None and (work.sent_bytes or work.received_bytes):
-                found.append(Traffic(peer, name, work.sent_bytes, work.received_bytes))
+            # The last status may be a second old, and ops may not be recorded: the greater sum is nearer to the truth.
+            sent = max(work.sent_bytes if work else 0, totals.sent_bytes if totals else 0)
+            received = max(work.received_bytes if work else 0, totals.received_bytes if totals else 0)
+            in_memory = None
+            if totals is not None and totals.sent_bytes:
+                in_memory = sent * totals.memory_bytes // totals.sent_bytes
+            if sent or received:
+                found.append(Traffic(peer, name, sent, received, in_memory))
         return found
 
     def _links(self) -> list[LinkFigures]:
@@ -328,7 +317,6 @@ def _op_classes(ops: OpTally) -> list[OpClass]:
     found = []
     for (op, _), tally in sorted(ops.classes.items()):
         durations = tally.durations
-        all_ns = max(1, tally.waited_ns + tally.moved_ns + tally.commit_ns)
         found.append(
             OpClass(
                 op,
@@ -338,10 +326,9 @@ def _op_classes(ops: OpTally) -> list[OpClass]:
                 durations.quantile(0.5),
                 durations.quantile(0.99),
                 durations.greatest,
-                tally.waited_ns / all_ns,
-                tally.moved_ns / all_ns,
-                tally.commit_ns / all_ns,
-                min(1.0, tally.blocked_ns / all_ns),
+                tally.least.quantile(0.5),
+                tally.waited_ns / tally.compared_ns if tally.compared_ns else None,
+                min(1.0, tally.blocked_ns / tally.total_ns) if tally.total_ns else 0.0,
             )
         )
     return found

@@ -1,6 +1,9 @@
 """Reads all events of a run once, and keeps tallies: memory does not grow with the number of ops, steps or samples."""
 
+import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from ringfold.observe.records import Record
 from ringfold.observe.summary.ops import OpTally, PeerOps
@@ -84,13 +87,16 @@ class Collector:
         self._time = time
         self._rare: list[RareEvent] = []
 
-    def read(self, record: Record) -> None:
-        """Take all events of one record."""
-        reader = _Reader(self, record, self._time)
-        for event in record.events():
-            reader.take(event)
-        reader.end()
-        self.records.append(reader.tally)
+    def read(self, records: Iterable[Record]) -> None:
+        """Take all events, side by side in the order of time: one op's ends at all members are near each other."""
+        readers = [_Reader(self, record, self._time) for record in records]
+        for _, reader, event, unix_ns in heapq.merge(*(reader.events() for reader in readers), key=itemgetter(0)):
+            reader.take(event, unix_ns)
+        for reader in readers:
+            reader.end()
+            self.records.append(reader.tally)
+        self.ops.end()
+        self.status.end()
 
     def rare_events(self) -> list[RareEvent]:
         """In the order of time. What a master recorded for a peer that has a record of its own is there once."""
@@ -119,20 +125,32 @@ class _Reader:
         self._clock = ClockTally(record.name, begun.host)
         self._rare: dict[type, int] = {}
 
-    def take(self, event: Event) -> None:
+    def events(self) -> "Iterator[tuple[int, _Reader, Event, int | None]]":
+        """With times that do not decrease, to merge by, and the Unix time of each event where it is known."""
+        newest = 0
+        for event in self._record.events():
+            unix_ns = self._unix_ns(event)
+            newest = max(newest, unix_ns or 0)
+            yield newest, self, event, unix_ns
+
+    def _unix_ns(self, event: Event) -> int | None:
+        if self._is_of_peer(event):
+            # An event of a peer in the master's record has the times of the peer.
+            return event.stamp.wall or None
+        return None if self._host is None else self._host.unix_ns(event.stamp.at)
+
+    def _is_of_peer(self, event: Event) -> bool:
+        return self._record.begun.role == "master" and event.stamp.peer != 0
+
+    def take(self, event: Event, unix_ns: int | None) -> None:
         stamp, notice, tally = event.stamp, event.notice, self.tally
         tally.events += 1
-        of_peer = self._record.begun.role == "master" and stamp.peer != 0
-        if of_peer:
-            # An event of a peer in the master's record has the times of the peer.
-            unix_ns = stamp.wall or None
-        else:
-            unix_ns = self._host.unix_ns(stamp.at) if self._host is not None else None
+        if not self._is_of_peer(event):
             if unix_ns is not None:
-                tally.first_ns = unix_ns if tally.first_ns is None else tally.first_ns
+                tally.first_ns = unix_ns if tally.first_ns is None else min(tally.first_ns, unix_ns)
                 tally.last_ns = max(unix_ns, tally.last_ns or unix_ns)
-        if stamp.peer and stamp.peer != self._peer and not of_peer:
-            self._be_peer(stamp.peer, None)
+            if stamp.peer and stamp.peer != self._peer:
+                self._be_peer(stamp.peer, None, stamp.at)
         match notice:
             case OpEnded():
                 self._ops.op(stamp.at, unix_ns, notice)
@@ -149,9 +167,9 @@ class _Reader:
             case _:
                 self._count(event, unix_ns)
 
-    def _be_peer(self, peer: int, group: int | None) -> None:
+    def _be_peer(self, peer: int, group: int | None, at: int) -> None:
         self._peer = peer
-        self._ops.belongs_to(peer, group)
+        self._ops.belongs_to(peer, group, at)
         if peer and peer not in self.tally.peers:
             self.tally.peers.append(peer)
 
@@ -159,9 +177,10 @@ class _Reader:
         collector, notice = self._collector, event.notice
         match notice:
             case PeerJoined():
-                self._be_peer(notice.peer, notice.group)
+                self._be_peer(notice.peer, notice.group, event.stamp.at)
             case EpochRuns():
-                self._ops.belongs_to(self._peer, notice.group)
+                self._ops.belongs_to(self._peer, notice.group, event.stamp.at)
+                collector.ops.ring_sizes[notice.group, notice.epoch] = len(notice.ring)
             case OpsLeftOut():
                 collector.ops.ops_left_out += notice.ops
                 collector.ops.steps_left_out += notice.steps

@@ -8,10 +8,11 @@ a new epoch (a rollback, a divergence, a refused call) is an incident of its own
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringfold.observe.summary.ops import Gap
+from ringfold.observe.summary.ops import Gap, OpTally
 from ringfold.observe.summary.rare_events import EpochTally, History, MemberTally, RareEvent, stalled_in
 from ringfold.observe.summary.results import Costs, Incident, IncidentKind
 from ringfold.observe.summary.wording import duration_text, join_words, size_text, times
+from ringfold.units import US
 from ringfold.wire.base import Epoch, GroupId, PeerId
 from ringfold.wire.events import LeaderChanged, StateSynced
 from ringfold.wire.notices import (
@@ -56,16 +57,9 @@ class IncidentList:
         self.left_out = 0
         self.costs = Costs()
 
-    def gather(
-        self,
-        events: list[RareEvent],
-        history: History,
-        gaps: dict[tuple[GroupId, Epoch, Epoch], Gap],
-        usual_gap_ns: float,
-        began_ns: int,
-        repeated_steps: int,
-    ) -> None:
-        costing = _Costing(began_ns, usual_gap_ns, _by_left_epoch(gaps), {}, {})
+    def gather(self, events: list[RareEvent], history: History, ops: OpTally, began_ns: int) -> None:
+        usual_gap_ns = ops.step_times.quantile(0.5) * US
+        costing = _Costing(began_ns, usual_gap_ns, _by_left_epoch(ops.gaps), {}, {})
         for event in events:
             if isinstance(event.notice, StateSynced) and event.notice.received_bytes:
                 sync = event.notice
@@ -73,7 +67,7 @@ class IncidentList:
                 costing.fetched_ms.setdefault(event.peer, sync.took_ms)
         found = [*_changes(events, history, costing), *_others(events, history, began_ns)]
         found.sort(key=lambda incident: incident.at_s)
-        self.costs = _sum(found, gaps, costing, repeated_steps)
+        self.costs = _sum(found, costing, ops)
         if len(found) > MAX_INCIDENTS:
             # What broke is worth more than who joined.
             kept = sorted(found, key=lambda incident: (incident.kind in PLANNED, incident.at_s))[:MAX_INCIDENTS]
@@ -91,9 +85,7 @@ def _by_left_epoch(gaps: dict[tuple[GroupId, Epoch, Epoch], Gap]) -> dict[tuple[
     return found
 
 
-def _sum(
-    found: list[Incident], gaps: dict[tuple[GroupId, Epoch, Epoch], Gap], costing: _Costing, repeated_steps: int
-) -> Costs:
+def _sum(found: list[Incident], costing: _Costing, ops: OpTally) -> Costs:
     """A pause that several incidents share counts once, with the first of them."""
     pauses: dict[int, tuple[float, bool]] = {}
     for incident in found:
@@ -102,12 +94,12 @@ def _sum(
             before = pauses.get(gap, (0.0, True))
             pauses[gap] = (incident.paused_s, before[1] and incident.kind in PLANNED)
     return Costs(
-        paused_s=sum(pause for pause, _ in pauses.values()) if gaps or pauses else None,
+        paused_s=sum(pause for pause, _ in pauses.values()) if ops.classes else None,
         longest_pause_s=max((pause for pause, _ in pauses.values()), default=None),
-        planned_s=sum(pause for pause, is_planned in pauses.values() if is_planned) if pauses else None,
+        planned_s=sum(pause for pause, is_planned in pauses.values() if is_planned) if ops.classes else None,
         aborted_ops=sum(incident.aborted_ops for incident in found),
         lost_steps=sum(incident.lost_steps for incident in found),
-        repeated_steps=repeated_steps,
+        repeated_steps=ops.repeated_steps,
         fetched_bytes=sum(costing.fetched.values()),
     )
 
@@ -159,10 +151,14 @@ def _change(
     if not sentences:
         sentences.append(f"The ring changed: {epoch.reason}." if epoch.reason else "The ring changed.")
     gap = costing.gaps.get((epoch.key.group, epoch.key.epoch - 1))
-    paused_s = next_s = None
+    paused_s = next_s = from_s = None
     if gap is not None:
-        paused_s = max(0.0, (gap.longest_ns - costing.usual_gap_ns) / 1e9)
-        next_s = max(0.0, (gap.last_commit_ns - began_ns) / 1e9)
+        pause_ns, end_ns = gap.longest_ns, gap.last_commit_ns
+        if gap.before_end_ns > began_ns and gap.before_ns > pause_ns:
+            pause_ns, end_ns = gap.before_ns, gap.before_end_ns
+        paused_s = max(0.0, (pause_ns - costing.usual_gap_ns) / 1e9)
+        next_s = max(0.0, (end_ns - began_ns) / 1e9)
+        from_s = (end_ns - pause_ns - costing.began_ns) / 1e9
     sentences += _cost_text(epoch)
     return Incident(
         (began_ns - costing.began_ns) / 1e9,
@@ -176,7 +172,7 @@ def _change(
         sum(costing.fetched.get(member.peer, 0) for member in came),
         paused_s,
         next_s,
-        None if gap is None else (gap.last_commit_ns - gap.longest_ns - costing.began_ns) / 1e9,
+        from_s,
     )
 
 

@@ -114,15 +114,14 @@ class OpClass(Struct, frozen=True):
     low_bytes: int
     high_bytes: int
     ops: int
-    """Recorded ends, at all peers together."""
+    """Committed ones, at all peers together."""
     median_us: float
     p99_us: float
     greatest_us: float
-    waited_share: float
-    """Of the durations: before anything of another peer came."""
-    moved_share: float
-    commit_share: float
-    """From the end of the peer's own part to the commit."""
+    least_median_us: float
+    """The median at the peer that began last: without waiting for others. 0: no op was recorded by several members."""
+    waited_share: float | None
+    """Of the durations, what was longer than at the peer that began last."""
     blocked_share: float
     """While the transport took no payload for the next peer."""
 
@@ -130,8 +129,9 @@ class OpClass(Struct, frozen=True):
 class PeerWork(Struct, frozen=True):
     """How a peer spent the time of its steps, and how often the others waited for it.
 
-    `own_s` is the time of steps without an op in flight. `last` of `judged` ops: the others had to wait for this peer's
-    Done last. `expected` is what its share would be by chance.
+    `own_s` is the time of steps without an op in flight. An op is shortest at the peer that begins last: what it takes
+    longer at another is `waited_s`. In `last` of `judged` ops this peer began so late that it mattered, and `kept_s` is
+    by how much it was later than the one before it: what the run would gain if it were as fast as that one.
     """
 
     peer: PeerId
@@ -142,13 +142,12 @@ class PeerWork(Struct, frozen=True):
     own_s: float
     waited_s: float
     moved_s: float
-    commit_s: float
     sync_s: float
     cpu_s: float
     queued_s: float
     last: int
     judged: int
-    expected: float
+    kept_s: float
     missing_s: float = 0.0
     """For how long `status` named it as the one that others wait for: waits of a second and more."""
 
@@ -210,7 +209,7 @@ class RoundFigures(Struct, frozen=True):
 
 
 class SlowStep(Struct, frozen=True):
-    """A step that took long at a peer. `last_peer` is whose Done came last in the step's slowest op; 0: not known."""
+    """A step that took long, and the peer that was longest without an op in flight in it."""
 
     step: int
     at_s: float
@@ -248,6 +247,8 @@ class Summary(Struct, frozen=True):
     """How: `finished`, `abandoned`, or empty if no record says."""
     sentences: list[str]
     """What happened, in words."""
+    first_step_s: float | None
+    """When the first step ended."""
     steps: int
     first_step: int | None
     last_step: int | None

@@ -7,7 +7,9 @@ from ringfold.observe.summary.results import IncidentKind, PeerWork, Series, Sum
 from ringfold.observe.summary.wording import duration_text, join_words, number_text, percent, size_text, times
 
 MIN_JUDGED = 50
-"""So many reports say something about who is last."""
+"""So many ops say something about who is slow."""
+MIN_KEPT = 0.03
+"""Of a peer's steps: it is slow if the others waited for it for so much of the time."""
 _KINDS: tuple[tuple[IncidentKind, str, str], ...] = (
     ("lost", "loss of a peer", "losses of peers"),
     ("evicted", "eviction", "evictions"),
@@ -67,7 +69,8 @@ def _incidents(summary: Summary) -> str:
         count = sum(incident.kind == kind for incident in summary.incidents)
         if count:
             counted.append(f"{count_text(count)} {one if count == 1 else several}")
-    joined = sum(1 for incident in summary.incidents if incident.kind == "joined")
+    trained_s = summary.first_step_s or 0.0
+    joined = sum(incident.kind == "joined" and incident.at_s >= trained_s for incident in summary.incidents)
     if joined:
         counted.append(f"{count_text(joined)} {'join' if joined == 1 else 'joins'} while it trained")
     if not counted:
@@ -79,10 +82,11 @@ def _incidents(summary: Summary) -> str:
 def _costs(summary: Summary) -> str:
     costs, parts = summary.costs, []
     broke = any(incident.kind not in PLANNED for incident in summary.incidents)
-    if costs.paused_s is not None and costs.longest_pause_s is not None and costs.paused_s >= 0.001:
-        share = percent(costs.paused_s / summary.seconds) if summary.seconds else ""
+    paused_s = costs.paused_s or 0.0
+    if costs.longest_pause_s is not None and paused_s >= max(0.001, summary.seconds / 1_000):
+        share = percent(paused_s / summary.seconds) if summary.seconds else ""
         parts.append(
-            f"training paused for {duration_text(costs.paused_s)} in all ({share} of the run), "
+            f"training paused for {duration_text(paused_s)} in all ({share} of the run), "
             f"for {duration_text(costs.longest_pause_s)} at the longest"
         )
     if costs.lost_steps:
@@ -114,22 +118,26 @@ def main_series(logged: list[Series]) -> Series | None:
 
 
 def slowest(summary: Summary) -> PeerWork | None:
-    """The peer that the others waited for clearly more often than by chance, if there is one."""
-    found = [
-        work
-        for work in summary.work
-        if work.judged >= MIN_JUDGED and work.last / work.judged > max(1.6 * work.expected, work.expected + 0.15)
-    ]
-    return max(found, key=lambda work: work.last / work.judged, default=None)
+    """The peer that kept the others waiting: twice as long as any other did, and for a part of its time that counts."""
+    judged = sorted((work for work in summary.work if work.judged >= MIN_JUDGED), key=lambda work: -work.kept_s)
+    if not judged:
+        return None
+    first, others = judged[0], [work.kept_s for work in judged[1:] if work.name != judged[0].name or not work.name]
+    in_steps_s = first.own_s + first.waited_s + first.moved_s
+    is_clear = first.kept_s >= 2 * max(others, default=0.0) and first.kept_s >= MIN_KEPT * in_steps_s
+    return first if is_clear else None
 
 
 def _slowest(summary: Summary) -> str:
     work = slowest(summary)
     if work is None:
-        return "" if not any(one.judged >= MIN_JUDGED for one in summary.work) else "No peer was clearly the slowest."
+        return "No peer was clearly the slowest." if any(one.judged >= MIN_JUDGED for one in summary.work) else ""
     name = f"Peer {work.peer} ({work.name})" if work.name else f"Peer {work.peer}"
-    share, chance = percent(work.last / work.judged), percent(work.expected)
-    return f"{name} was the slowest: in {share} of the others' ops its part came last ({chance} would be by chance)."
+    share = percent(work.last / work.judged)
+    return (
+        f"{name} was the slowest: in {share} of its ops the others waited for it to begin, "
+        f"{duration_text(work.kept_s)} in all."
+    )
 
 
 def _end(summary: Summary) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from ringfold.wire.base import PeerId
 from ringfold.wire.status import LinkStatus, OpTotals, Status, Waiting
 
+MIN_WAIT_MS = 1_000
+"""A status is a sample: shorter waits are seen by chance."""
 MAX_LINKS = 70_000
 """Directed links between 256 peers, and a few more."""
 
@@ -83,6 +85,8 @@ class StatusTally:
         self._open = seen
 
     def _close(self, wait: Wait) -> None:
+        if wait.since_ms < MIN_WAIT_MS:
+            return
         for peer in wait.wait.missing:
             self.missing_ms[peer] = self.missing_ms.get(peer, 0) + wait.since_ms
 

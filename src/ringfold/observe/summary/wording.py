@@ -6,7 +6,9 @@ MAX_LISTED = 12
 
 
 def duration_text(seconds: float) -> str:
-    """Three digits at most: 12 us, 4.2 ms, 3.1 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Three digits at most: 0 s, 12 us, 4.2 ms, 3.1 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
+    if abs(seconds) < 0.5e-9:
+        return "0 s"
     if seconds < 0:
         return f"-{duration_text(-seconds)}"
     if seconds < 0.9995e-3:

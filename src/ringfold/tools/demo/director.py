@@ -8,14 +8,16 @@ survivors report. If they reduced that step without the killed peer, the op was 
 finished with the killed peer after all, the kill came too late; the demo shows that, and kills another peer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
 from ringfold.cli.output import duration
+from ringfold.errors import UsageError
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.cluster import LocalCluster, Message
+from ringfold.tools.cluster import ClusterProcess, LocalCluster, Message, ProcessFailed, settings_environment
 from ringfold.tools.demo.outcome import Arrival, DemoOutcome, MasterLoss, PeerLoss
 from ringfold.units import MS as MS
 
@@ -85,7 +87,8 @@ class DemoPeer:
 class DemoDirector:
     """Runs the sequence. `peers` and `events` can be shown; `on_change` is called when they change."""
 
-    def __init__(self, cluster: LocalCluster, founders: int, steps: int, seed: int) -> None:
+    def __init__(self, cluster: LocalCluster, events: Path, founders: int, steps: int, seed: int) -> None:
+        """The events of the run are recorded in the directory `events`."""
         self.steps = steps
         self.peers: dict[str, DemoPeer] = {}
         self.events: list[str] = []
@@ -95,6 +98,9 @@ class DemoDirector:
         # With evidence by the master no op can end without one: that it is gone cannot be overlooked.
         journal = f"sqlite://{cluster.directory / 'journal.db'}"
         self._master_settings: dict[str, Any] = {**LIVENESS, "store": journal, "evidence": "master"}
+        recording = {"events_dir": events, "flight_dir": events / "flight"}
+        self._master_settings |= recording
+        self._peer_environment = {**CHILD_ENVIRONMENT, **settings_environment(recording)}
         self._began_ns = monotonic_ns()
         self._outcome = DemoOutcome(founders=founders, steps=steps, seed=seed)
 
@@ -105,9 +111,12 @@ class DemoDirector:
         master = self._cluster.start_master(self._master, **self._master_settings)
         master.wait_leading()
         self._where = master.address
+        dashboard = self._start_dashboard()
         founders = [self._start() for _ in range(self._founders)]
         newcomer = self._start()
         self._let_join(*founders)
+        if dashboard is not None:
+            self._show_dashboard(dashboard)
         self._reach(0.15)
         for _ in range(MAX_KILLS):
             killed = self._kill_inside_an_all_reduce()
@@ -141,11 +150,34 @@ class DemoDirector:
 
     # Its steps
 
+    def _start_dashboard(self) -> ClusterProcess | None:
+        """A dashboard beside the master, which it outlives; None without its packages."""
+        from ringfold.cli.dashboard import check_installed
+
+        try:
+            check_installed()
+        except UsageError as error:
+            self._log_event(str(error))
+            return None
+        dashboard = self._cluster.start_command("dashboard", "dashboard", self._where, token_file="")
+        dashboard.allow_exit()
+        return dashboard
+
+    def _show_dashboard(self, dashboard: ClusterProcess) -> None:
+        """Show its address, as soon as it has one. The run goes on without it."""
+        try:
+            line = dashboard.expect_output("dashboard at ", REPORT_TIMEOUT_S)
+        except ProcessFailed as error:
+            self._log_event(f"there is no dashboard: {error}")
+            return
+        self._outcome.dashboard = line.removeprefix("dashboard at ")
+        self._log_event(f"{line} until the demo ends")
+
     def _start(self) -> DemoPeer:
         """Start a peer that loads everything and then waits for the message to join."""
         peer = DemoPeer(f"peer {ascii_uppercase[len(self.peers)]}")
         self.peers[peer.name] = peer
-        self._spawn(peer.name, "trainer", self._where, self._seed, self.steps)
+        self._spawn(peer.name, "trainer", self._where, self._seed, self.steps, env=self._peer_environment)
         return peer
 
     def _let_join(self, *peers: DemoPeer) -> int:
@@ -236,8 +268,8 @@ class DemoDirector:
 
     # What the steps are made of
 
-    def _spawn(self, name: str, module: str, *arguments: object) -> None:
-        self._cluster.start_worker(name, f"ringfold.tools.demo.{module}", *arguments, env=CHILD_ENVIRONMENT)
+    def _spawn(self, name: str, module: str, *arguments: object, env: Mapping[str, str] = CHILD_ENVIRONMENT) -> None:
+        self._cluster.start_worker(name, f"ringfold.tools.demo.{module}", *arguments, env=env)
 
     def _recover(self, victim: DemoPeer, signal: str, step: int, at_ns: int) -> PeerLoss:
         """Wait until every survivor has committed an op in an epoch without the victim."""

@@ -79,6 +79,10 @@ class DemoOutcome(msgspec.Struct):
     held_out: dict[str, float] = {}
     undisturbed: float = float("nan")
     events: list[str] = []
+    dashboard: str = ""
+    """Its address while the run went on; empty without one."""
+    views: dict[str, str] = {}
+    """What shows the run afterwards: files, and commands."""
     sample: str = ""
     """What the trained model writes."""
 

@@ -51,6 +51,7 @@ def train(run: rf.Communicator, channel: Channel, text: Text, model: CharacterMo
         loss, grads = model.gradients(text.batch(seed, step.number, run.rank))
         begun_in = run.epoch
         channel.send({"what": "entering", "step": step.number})
+        step.log(loss=loss)
         info = step.all_reduce(grads, op="avg")
         if run.peer_id != me:
             # The others went on without us, and the loop has joined again: with their weights, at their step.

@@ -24,7 +24,7 @@ export class WaitsCard {
         const left = wait.evict_ms ? Math.max(0, wait.evict_ms - state.now) : null;
         const who = `${plural(wait.waiting.length, "peer")} wait${wait.waiting.length === 1 ? "s" : ""} for peer${wait.missing.length > 1 ? "s" : ""} `
           + `${names(wait.missing)} since ${duration(since)}`;
-        const until = left !== null ? `; evicted in ${duration(left)}` : wait.eviction ? `; ${wait.eviction}` : "";
+        const until = left === 0 ? "; its eviction is due" : left !== null ? `; evicted in ${duration(left)}` : wait.eviction ? `; ${wait.eviction}` : "";
         setText(item.firstChild, `${wait.what}: ${who}${until}`);
         const bar = item.lastChild;
         show(bar, left !== null);

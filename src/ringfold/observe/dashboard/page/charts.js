@@ -73,7 +73,7 @@ export class Charts {
     const context = sized(this.axis, width, 16);
     const [begin, end] = span(state, this.shared);
     context.fillStyle = colour("muted");
-    context.font = "11px system-ui, sans-serif";
+    context.font = "11px Inter, system-ui, sans-serif";
     context.textBaseline = "top";
     const count = Math.max(2, Math.min(6, Math.floor(width / 110)));
     for (let tick = 0; tick < count; tick++) {
@@ -127,7 +127,7 @@ class Chart {
     const px = (ms) => area.left + ((ms - bounds[0]) / (bounds[1] - bounds[0])) * (area.right - area.left);
     const py = (value) => area.bottom - ((value - y.low) / (y.high - y.low)) * (area.bottom - area.top);
     this.px = px;
-    context.font = "11px system-ui, sans-serif";
+    context.font = "11px Inter, system-ui, sans-serif";
     context.textAlign = "right";
     context.textBaseline = "middle";
     context.lineWidth = 1;

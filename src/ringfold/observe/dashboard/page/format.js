@@ -61,6 +61,7 @@ export function bytes(value) {
 
 export function duration(ms) {
   if (ms === undefined || ms < 0) return "–";
+  if (ms === 0) return "0 s";
   if (ms < 1) return `${short(ms * 1000)} µs`;
   if (ms < 1000) return `${short(ms)} ms`;
   const s = ms / 1000;

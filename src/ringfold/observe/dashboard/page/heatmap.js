@@ -150,7 +150,7 @@ export class HeatMap {
   axes(context) {
     const { left, top, side, count } = this.box;
     context.fillStyle = colour("muted");
-    context.font = "11px system-ui, sans-serif";
+    context.font = "11px Inter, system-ui, sans-serif";
     const every = count <= 20 ? 1 : count <= 40 ? 4 : 32;
     for (let place = 0; place < count; place += every) {
       const middle = ((place + 0.5) * side) / count;

@@ -181,7 +181,8 @@ const themeButton = document.getElementById("theme");
 function setTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  setText(themeButton, `theme: ${theme}`);
+  setText(themeButton, `◐ ${theme}`);
+  themeButton.setAttribute("aria-label", `theme: ${theme}`);
   themeChanged();
 }
 function storedTheme() {

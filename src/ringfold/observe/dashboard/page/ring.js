@@ -129,9 +129,12 @@ export class Ring {
         kind: link.tone ? "label slow" : "label" });
     }
     const every = ring.length > 64 ? 32 : 8;
+    const odd = ring.map((peer) => ["warning", "bad"].includes(page.peers?.[peer]?.tone));
+    const isNearOdd = (index) => [-3, -2, -1, 1, 2, 3].some((step) => odd.at((index + step) % ring.length));
     ring.forEach((peer, index) => {
       const row = page.peers?.[peer];
-      const isOdd = row?.tone && row.tone !== "ok" && row.tone !== "note";
+      const isOdd = odd[index];
+      if (ring.length > 32 && !isOdd && isNearOdd(index)) return;
       if (ring.length > 32 ? isOdd || index % every === 0 : ring.length <= NAMED) {
         const text = ring.length <= NAMED ? cut(row?.name ?? "", 14) : String(peer);
         labels.push({ key: `n${peer}`, text, angle: place.get(peer), at: R + radius + 9, kind: isOdd ? "label slow" : "label" });
