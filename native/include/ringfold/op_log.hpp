@@ -19,13 +19,14 @@ namespace ringfold {
 // 0: there is none. OpEnded in wire/events.py says what they mean.
 struct OpEntry {
   std::uint64_t tag = 0, step = 0, bytes = 0, sent_bytes = 0, received_bytes = 0;
-  PeerId last_peer = 0;
+  PeerId last_peer = 0, arriving_from = 0;
   Ns called = 0, started = 0, out_first = 0, out_last = 0, in_first = 0, in_last = 0, local = 0, ended = 0, blocked = 0;
+  Ns arriving = 0;
   std::uint32_t sequence = 0, epoch = 0, call = 0, attempts = 0;
   std::uint8_t kind = 0, outcome = 0, small = 0;
   std::array<std::uint8_t, 5> reserved{};
 };
-static_assert(sizeof(OpEntry) == 144 && std::endian::native == std::endian::little);
+static_assert(sizeof(OpEntry) == 160 && std::endian::native == std::endian::little);
 
 // Committed ops by their duration: class i is up to 16 us * 4^i, the last one is without a bound.
 inline constexpr std::size_t duration_classes = 11;

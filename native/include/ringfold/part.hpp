@@ -94,15 +94,18 @@ class OpPart {
     std::size_t eager_sent = 0;
     std::size_t early_sent = 0;                       // of these, before it was known to have called the op
     std::size_t early_received = 0;                   // payload that came before Ready was sent to it
+    Ns arriving = 0;                                  // how long its segments took, each from first to last byte
     std::array<std::uint64_t, max_paths> assigned{};  // bytes by path
     Fifo<Sendable> own{}, forwards{}, again{};
   };
   std::vector<SideState> sides;  // as many as the plan uses, the ring's two at least
   std::uint64_t sent_bytes = 0, received_bytes = 0;
-  // When payload was first and last handed to the transport, and came; and for how long some of it waited for the
-  // transport, in all. Kept by the channel, for people: nothing is decided by it.
+  // When payload was first and last handed to the transport, and came; for how long some of it waited for the
+  // transport, in all; and for how long segments were arriving from the member with which that took longest. Kept by
+  // the channel, for people: nothing is decided by it.
   struct Times {
-    Ns out_first = 0, out_last = 0, in_first = 0, in_last = 0, blocked = 0;
+    Ns out_first = 0, out_last = 0, in_first = 0, in_last = 0, blocked = 0, arriving = 0;
+    PeerId arriving_from = 0;
   } times;
   // Whether what is passed on will need its CRC. Where it was not computed and is needed after all, sending computes
   // it.

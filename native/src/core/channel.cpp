@@ -166,6 +166,7 @@ std::span<std::byte> Channel::receive_space(ConnId id) {
 
 void Channel::received(Ns now, ConnId id, std::size_t bytes) {
   Lane& from = lane(id);
+  if (from.rx.size() == 0) from.frame_since = now;
   from.rx.filled(bytes);
   now_ = from.last_received = now;
   stats_.received_bytes += bytes;
@@ -183,6 +184,7 @@ std::size_t Channel::take(Ns now, ConnId id, std::span<const std::byte> bytes, s
     const bool begun = from.rx.size() > 0;
     if (!begun && rest.size() >= sizeof header) std::memcpy(&header, rest.data(), sizeof header);
     if (!begun && (rest.size() < sizeof header || sizeof header + header.length <= longest)) {
+      from.frame_since = now;
       const std::size_t frame = process_frame(from, rest, why);
       if (frame == 0) break;
       used += frame;
@@ -191,13 +193,10 @@ std::size_t Channel::take(Ns now, ConnId id, std::span<const std::byte> bytes, s
     const auto space = receive_space(id);
     const std::size_t part = std::min(space.size(), rest.size());
     std::memcpy(space.data(), rest.data(), part);
+    if (!begun) from.frame_since = now;
     from.rx.filled(part);
     used += part;
-    while (!from.held) {
-      const std::size_t frame = process_frame(from, from.rx.bytes(), why);
-      if (frame == 0) break;
-      from.rx.consume(frame);
-    }
+    process_read(from, why);
   }
   stats_.received_bytes += used;
   if (!why.empty()) violation(link_of(id), std::move(why));
@@ -216,12 +215,18 @@ void Channel::set_in_memory(ConnId id) { lane(id).in_memory = true; }
 
 void Channel::process(Lane& from) {
   std::string why;
+  process_read(from, why);
+  if (!why.empty()) violation(link_of(from.id), std::move(why));
+}
+
+// All frames that have been read.
+void Channel::process_read(Lane& from, std::string& why) {
   while (!from.held) {
     const std::size_t frame = process_frame(from, from.rx.bytes(), why);
     if (frame == 0) break;
     from.rx.consume(frame);
+    from.frame_since = now_;
   }
-  if (!why.empty()) violation(link_of(from.id), std::move(why));
 }
 
 // The bytes of the frame. 0: it is not whole, or, with a reason, the neighbour breaks the protocol.
@@ -306,7 +311,8 @@ bool Channel::on_frame(Lane& from, const FrameHeader& header, const std::byte* p
     return false;
   }
   if (!is_for_running) return stash(tag, from, side, header, payload, why);
-  return on_part_frame(tag.running, {side, from.in_memory}, header, payload, why);
+  const Source source{side, from.in_memory, from.peer, now_ - from.frame_since};
+  return on_part_frame(tag.running, source, header, payload, why);
 }
 
 // A frame of an op that is not called here yet.
@@ -398,6 +404,13 @@ bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& heade
   part->received_bytes += header.length;
   part->times.in_last = now_;
   if (part->times.in_first == 0) part->times.in_first = now_;
+  // What came before the op was called here waited for this peer.
+  Ns& arriving = part->sides[from.side].arriving;
+  arriving += std::max<Ns>(0, std::min(from.took, now_ - op.started));
+  if (arriving > part->times.arriving) {
+    part->times.arriving = arriving;
+    part->times.arriving_from = from.peer;
+  }
   if (OpPart::SideState& side = part->sides[from.side]; !side.ready_sent) {
     side.early_received += header.length;
     on_early_bytes(from.side, header.length);
@@ -443,7 +456,7 @@ void Channel::replay(const PartPtr& part) {
   // What was counted when it came is counted again below, as what comes to an op that runs.
   for (const Stashed& frame : take_stash(tag, part->op.sequence)) {
     std::string why;
-    if (on_part_frame(part, {frame.from, frame.in_memory}, frame.header, frame.payload.data(), why)) continue;
+    if (on_part_frame(part, {.side = frame.from, .in_memory = frame.in_memory}, frame.header, frame.payload.data(), why)) continue;
     violation(frame.from, std::move(why));
     return;
   }

@@ -496,6 +496,10 @@ void OpTable::record(const Op& op) {
     if (op.small) continue;
     entry.in_first = earlier(entry.in_first, times.in_first);
     entry.in_last = std::max(entry.in_last, times.in_last);
+    if (times.arriving > entry.arriving) {
+      entry.arriving = times.arriving;
+      entry.arriving_from = times.arriving_from;
+    }
   }
   // Channels have threads and clocks of their own, and several lanes of a part may wait at the same time.
   if (!op.small && entry.local > 0) entry.local = std::max(entry.local, entry.in_last);

@@ -28,7 +28,7 @@ def dashboard(
     address it connects to the masters of the settings (`master`, by default on this machine).
 
     The page is on loopback by default. If there is a join token, the printed address has a token that is derived from
-    it: whoever has the address may look, and cannot join. Needs `pip install 'ringfold[dashboard]'`.
+    it: who has the address may look, and cannot join. Needs `pip install 'ringfold[dashboard]'`.
     """
     import asyncio
 

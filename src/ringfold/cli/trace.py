@@ -56,7 +56,7 @@ def trace(
         _check(processes, alignment, as_json=as_json)
         return
     if why:
-        _why(processes, alignment, window.steps, as_json=as_json)
+        _why(processes, window.steps, as_json=as_json)
         return
     built = traces.build(processes, alignment, window, torch_traces.merged(torch or [], processes, alignment))
     path = output or directory / "trace.json.gz"
@@ -147,13 +147,13 @@ def _check(processes: "list[Process]", alignment: "Alignment", *, as_json: bool)
         raise typer.Exit(1)
 
 
-def _why(processes: "list[Process]", alignment: "Alignment", steps: tuple[int, int] | None, *, as_json: bool) -> None:
+def _why(processes: "list[Process]", steps: tuple[int, int] | None, *, as_json: bool) -> None:
     from rich.text import Text
 
     from ringfold.cli.output import console, print_json, table
     from ringfold.observe.why import diagnose
 
-    found = diagnose(processes, alignment, steps)
+    found = diagnose(processes, steps)
     if as_json:
         print_json(found)
         return

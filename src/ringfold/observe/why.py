@@ -7,10 +7,12 @@ because it had spent more time since its last op than they, was slow by itself. 
 first wait, says how: CPU time is the model, time in the run queue of a core is the host, and time without either is
 waiting for something else, such as a data loader, a disk or a device.
 
-If all have come and the op takes long, an edge of the ring may be the reason: at its source, payload waits because the
-transport takes no more, or at its end the last payload arrives long after it was handed out (which does compare clocks,
-and is used only beyond their uncertainty). An edge is compared with the other edges in the same op: what all edges have
-is no edge's fault. A slow edge at a member whose host is busy is the host's.
+If all have come and the op takes long, a link may be the reason. How ops are scheduled does not matter for this: a
+segment on a slow link takes long from its first byte to its last, and no other segment does, whatever it waits for.
+Each member records that for the source with which it took longest. A link is compared with the other links of the same
+op: what all links have is no link's fault. A slow link of a member whose host is busy is the host's, if the host can
+explain as much. The other direction of a slow link is slow, too, because acknowledgements wait in the queue of this
+one; only the slower direction is named.
 
 One slow step is no pattern: on a shared machine everybody is late now and then. A *finding* needs a culprit that is
 slow in most steps, or one that costs much, often, and several times as much as anybody else. Otherwise nobody is
@@ -19,18 +21,17 @@ blamed.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from ringfold.observe.align import Alignment
 from ringfold.observe.processes import Op, OpKey, Process, StepRun, by_key
 from ringfold.wire.base import PeerId
 
 Cause = Literal["compute", "host", "link"]
-Kind = Literal["model", "loader", "between ops", "busy core", "slow link", "slow links of a host"]
+Kind = Literal["model", "loader", "between ops", "busy core", "slow link"]
 
 MIN_PART, MIN_NS = 0.15, 2_000_000
 """A step is slow if somebody cost it so large a part of a usual step, and so long."""
@@ -40,12 +41,16 @@ RECURRING_STEPS, RECURRING_PART, RECURRING_LEAD = 8, 0.08, 4.0
 """Or one of so many steps that cost so large a part of the time, and so many times as much as the next one."""
 WARM_UP_STEPS = 3
 """Programs compile, load and fill caches in them."""
-BUSY_PART = 0.15
+BUSY_PART = 0.25
 """Part of its computing time that a thread waits for a core, from which on its host counts as busy."""
 BUSY_STEPS = 10
 """So many steps before and after decide whether it is."""
-EDGE_LEAD = 3.0
-"""A slow edge is so much slower than the median of the others."""
+BUSY_EXPLAINS = 3
+"""In an op a thread needs its core several times, so it may lose several times as much as while it computes."""
+LINK_LEAD = 3.0
+"""A slow link is so much slower than the median of the others."""
+MANY_LINKS_PART = 0.7
+"""If no single one of a peer's slow links costs so large a part of what they all cost, all of them are slow."""
 _MIN_MEMBERS = 2
 MAX_SLOW_STEPS = 20
 
@@ -115,7 +120,7 @@ class _Charge:
     lost: int
     kind: Kind
     evidence: str
-    parts: dict[str, int] = field(default_factory=dict)
+    parts: Mapping[Kind, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -131,17 +136,16 @@ class _Step:
         return int(median(run.at - run.ended.began_ns for _, run in self.runs.values()))
 
 
-def diagnose(processes: Sequence[Process], alignment: Alignment, steps: tuple[int, int] | None = None) -> Diagnosis:
+def diagnose(processes: Sequence[Process], steps: tuple[int, int] | None = None) -> Diagnosis:
     """Find out who made the steps of a run slow."""
     every = _steps(processes, steps)
     if not every:
         return Diagnosis(0, 0.0, 0, [], [], "inconclusive: no step of two or more peers is recorded")
     usual = int(median(step.took for step in every))
-    rings = _rings(processes)
     charges: list[tuple[_Step, list[_Charge]]] = []
     before: _Step | None = None
     for step, busy in zip(every, _busy_peers(every), strict=True):
-        found = _late(step, before) + _edges(step, rings, alignment, busy)
+        found = _late(step, before) + _links(step, busy)
         charges.append((step, sorted(_merged(found), key=lambda charge: -charge.lost)))
         before = step
     least = max(MIN_NS, int(MIN_PART * median(_without(step, each) for step, each in charges)))
@@ -173,7 +177,6 @@ def _what(finding: Finding) -> str:
         "between ops": "compute, its program between or after the ops of a step",
         "busy core": "its host, other processes have its core",
         "slow link": "slow link",
-        "slow links of a host": "slow links",
     }
     return f"{texts[finding.kind]}, in {finding.steps} of {finding.of_steps} steps, {finding.lost_part:.0%} of the time"
 
@@ -218,10 +221,6 @@ def _steps(processes: Sequence[Process], window: tuple[int, int] | None) -> list
     return [step for step in steps if len(step.runs) >= _MIN_MEMBERS and step.ops]
 
 
-def _rings(processes: Sequence[Process]) -> dict[tuple[int, int], list[PeerId]]:
-    return {(ran.group, ran.epoch): ran.ring for process in processes for _, _, ran in process.epochs}
-
-
 def _others(values: Mapping[PeerId, int], peer: PeerId) -> int:
     """The median of the others'."""
     return int(median(value for other, value in values.items() if other != peer))
@@ -242,21 +241,27 @@ def _without(step: _Step, charges: list[_Charge]) -> int:
     return max(step.took // 8, step.took - max(peers, default=0) - max(links, default=0))
 
 
-def _busy_peers(steps: Sequence[_Step]) -> list[set[PeerId]]:
-    """By step, the members whose hosts are busy: in most of the steps around it."""
-    shares = [{peer: _busy(run, step) for peer, (_, run) in step.runs.items()} for step in steps]
+def _busy_peers(steps: Sequence[_Step]) -> list[dict[PeerId, int]]:
+    """By step, the members whose hosts are busy in most of the steps around it, and what that costs them."""
+    excess = [{peer: _queued_more(run, step) for peer, (_, run) in step.runs.items()} for step in steps]
+    heads = [{peer: _head(run) for peer, (_, run) in step.runs.items()} for step in steps]
     found = []
     for number, step in enumerate(steps):
-        near = shares[max(0, number - BUSY_STEPS) : number + BUSY_STEPS + 1]
-        found.append({peer for peer in step.runs if median(share.get(peer, 0.0) for share in near) >= BUSY_PART})
+        near = range(max(0, number - BUSY_STEPS), min(len(steps), number + BUSY_STEPS + 1))
+        busy = {}
+        for peer in step.runs:
+            usual = int(median(excess[each].get(peer, 0) for each in near))
+            if usual >= BUSY_PART * median(heads[each].get(peer, 0) for each in near):
+                busy[peer] = max(usual, excess[number].get(peer, 0))
+        found.append(busy)
     return found
 
 
-def _busy(run: StepRun, step: _Step) -> float:
-    """The part of its computing time in which the thread had no core, beyond what the others have."""
+def _queued_more(run: StepRun, step: _Step) -> int:
+    """For how long its thread had no core before it first waited, beyond what the others had."""
     cpus = {peer: each.ended.cpu_ns for peer, (_, each) in step.runs.items()}
     queues = {peer: each.ended.queued_ns for peer, (_, each) in step.runs.items()}
-    return (run.ended.queued_ns - _expected_queue(run.peer, cpus, queues)) / max(1, _head(run))
+    return max(0, run.ended.queued_ns - _expected_queue(run.peer, cpus, queues))
 
 
 def _expected_queue(peer: PeerId, cpus: Mapping[PeerId, int], queues: Mapping[PeerId, int]) -> int:
@@ -304,21 +309,20 @@ def _late_charge(peer: PeerId, lost: int, step: _Step) -> _Charge:
     heads = {other: _head(run) for other, (_, run) in step.runs.items()}
     cpus = {other: run.ended.cpu_ns for other, (_, run) in step.runs.items()}
     queues = {other: run.ended.queued_ns for other, (_, run) in step.runs.items()}
-    head = min(lost, heads[peer] - _others(heads, peer))
-    text = f"{lost / 1e6:.1f} ms later than the others"
-    if head < lost // 2:
-        parts = {"between ops": lost}
-        evidence = f"{text}, after or between the ops of the step"
-        return _Charge(Culprit("compute", peer), lost, "between ops", evidence, parts)
+    head = max(0, min(lost, heads[peer] - _others(heads, peer)))
     queued = min(head, max(0, queues[peer] - _expected_queue(peer, cpus, queues)))
     cpu = min(head - queued, max(0, cpus[peer] - _others(cpus, peer)))
-    parts = {"busy core": queued, "model": cpu, "loader": head - queued - cpu}
-    kind: Kind = "loader"
-    if queued >= max(cpu, parts["loader"]):
-        kind = "busy core"
-    elif cpu >= parts["loader"]:
-        kind = "model"
+    parts: dict[Kind, int] = {
+        "busy core": queued,
+        "model": cpu,
+        "loader": head - queued - cpu,
+        "between ops": lost - head,
+    }
+    kind = max(parts, key=lambda name: parts[name])
     cause: Cause = "host" if kind == "busy core" else "compute"
+    text = f"{lost / 1e6:.1f} ms later than the others"
+    if kind == "between ops":
+        return _Charge(Culprit(cause, peer), lost, kind, f"{text}, after or between the ops of the step", parts)
     evidence = (
         f"{text}: CPU {cpus[peer] / 1e6:.1f} ms (others {_others(cpus, peer) / 1e6:.1f}), without a core "
         f"{queues[peer] / 1e6:.1f} ms (others {_others(queues, peer) / 1e6:.1f}), in all {heads[peer] / 1e6:.1f} ms "
@@ -327,95 +331,36 @@ def _late_charge(peer: PeerId, lost: int, step: _Step) -> _Charge:
     return _Charge(Culprit(cause, peer), lost, kind, evidence, parts)
 
 
-# Edges
+# Links
 
 
-def _edges(
-    step: _Step, rings: Mapping[tuple[int, int], list[PeerId]], alignment: Alignment, busy: set[PeerId]
-) -> list[_Charge]:
-    """The edge that was slow in an op after all had come. It ends where the last payload of all arrived."""
+def _links(step: _Step, busy: Mapping[PeerId, int]) -> list[_Charge]:
+    """The links on which segments took much longer to arrive than on the other links of an op."""
     found = []
     for members in step.ops:
-        of_peer = {op.peer: (index, op) for index, op in members}
-        ring = rings.get((members[0][1].group, members[0][1].ended.epoch), [])
-        if len(of_peer) < _MIN_MEMBERS or set(ring) != set(of_peer):
-            continue
-        if not all(op.ended.out_last_ns and op.ended.in_last_ns for _, op in members):
-            continue  # a small op travels with the agreement, and has no transfer of its own
         # The last to come waits only for the transfer.
         took = min(op.at - op.ended.called_ns for _, op in members)
-        edge = _slow_edge(of_peer, ring, took, alignment)
-        if edge is not None:
-            found.append(_edge_charge(*edge, busy))
+        arriving = {op.peer: (op.ended.arriving_ns, op.ended.arriving_from) for _, op in members}
+        for target, (score, source) in arriving.items():
+            # Of those that receive from the same source, all may be slow for the same reason.
+            others = [value for peer, (value, other) in arriving.items() if peer != target and other != source]
+            if not source or not others or score < LINK_LEAD * (usual := int(median(others))):
+                continue
+            lost = min(took, score - usual)
+            text = (
+                f"segments from peer {source} to peer {target} were arriving for {score / 1e6:.1f} ms "
+                f"(on other links {usual / 1e6:.1f})"
+            )
+            found.append(_link_charge(source, target, lost, text, busy))
     return found
 
 
-def _edge_charge(source: PeerId, target: PeerId, lost: int, text: str, busy: set[PeerId]) -> _Charge:
-    guilty = [peer for peer in (source, target) if peer in busy]
-    if guilty:
-        evidence = f"{text}, and the host of peer {guilty[0]} is busy"
-        return _Charge(Culprit("host", guilty[0]), lost, "busy core", evidence, {"busy core": lost})
+def _link_charge(source: PeerId, target: PeerId, lost: int, text: str, busy: Mapping[PeerId, int]) -> _Charge:
+    host = max((source, target), key=lambda peer: busy.get(peer, 0))
+    if busy.get(host, 0) * BUSY_EXPLAINS >= lost:
+        evidence = f"{text}, and the host of peer {host} is busy"
+        return _Charge(Culprit("host", host), lost, "busy core", evidence, {"busy core": lost})
     return _Charge(Culprit("link", source, target), lost, "slow link", text, {"slow link": lost})
-
-
-Edge = tuple[PeerId, PeerId, int, str]
-"""Source, target, what it cost, and the evidence."""
-
-
-def _slow_edge(
-    of_peer: Mapping[PeerId, tuple[int, Op]], ring: Sequence[PeerId], took: int, alignment: Alignment
-) -> Edge | None:
-    """The edge on which payload waited much longer than on those where the others' last payloads came.
-
-    Around a ring or straight, the member at its end is the last to have all payloads. The Done of its source comes
-    behind the payload, on the same lane, and so last of all Dones; where that is not recorded, because Dones went
-    around the ring or were there before, the source is a neighbour in the ring.
-    """
-    last = max(of_peer, key=lambda peer: alignment.time(of_peer[peer][0], of_peer[peer][1].ended.in_last_ns))
-    scores = {peer: _scores_into(peer, of_peer, ring, alignment) for peer in of_peer}
-    score, source = scores[last][0][0], scores[last][1]
-    usual = int(median(most for peer, ((_, most), _) in scores.items() if peer != last))
-    if score < EDGE_LEAD * usual or score == 0:
-        return None
-    waited = f"waited {score / 1e6:.1f} ms (where the others' last payload came from: {usual / 1e6:.1f})"
-    return source, last, min(took, score - usual), f"payload from peer {source} to peer {last} {waited}"
-
-
-def _scores_into(
-    peer: PeerId, of_peer: Mapping[PeerId, tuple[int, Op]], ring: Sequence[PeerId], alignment: Alignment
-) -> tuple[tuple[int, int], PeerId]:
-    """How long payload waited on the edge to a member where its last payload came, and the source of that edge."""
-    place = ring.index(peer)
-    scores = {
-        source: _score(of_peer[source], of_peer[peer], alignment)
-        for source in (ring[place - 1], ring[(place + 1) % len(ring)], of_peer[peer][1].ended.last_peer)
-        if source in of_peer and source != peer
-    }
-    chosen = of_peer[peer][1].ended.last_peer
-    if chosen not in scores:
-        chosen = ring[place - 1]
-    return scores[chosen], chosen
-
-
-def _score(source: tuple[int, Op], target: tuple[int, Op], alignment: Alignment) -> tuple[int, int]:
-    """How long payload waited on an edge, for the transport to take it and then until it came: at least, at most."""
-    (index, op), (other, receiver) = source, target
-    sent, received = op.ended, receiver.ended
-    if not sent.out_last_ns or not received.in_last_ns:
-        return 0, 0
-    came = alignment.time(other, received.called_ns)
-    errors = alignment.error_ns(index, op.at), alignment.error_ns(other, receiver.at)
-    if alignment.of[index] == alignment.of[other]:
-        unsure = 0
-    elif errors[0] is None or errors[1] is None:
-        return sent.blocked_ns, sent.blocked_ns
-    else:
-        unsure = errors[0] + errors[1]
-    # What waits because the receiver has not come yet is not the edge's fault. How much that is, is not recorded.
-    early = max(0, came - alignment.time(index, sent.out_first_ns) + unsure)
-    handed = max(alignment.time(index, sent.out_last_ns), came)
-    transit = alignment.time(other, received.in_last_ns) - handed
-    return max(0, sent.blocked_ns - early) + max(0, transit - unsure), sent.blocked_ns + max(0, transit + unsure)
 
 
 # Charges and findings
@@ -429,8 +374,7 @@ def _merged(charges: list[_Charge]) -> list[_Charge]:
         if known is None:
             found[charge.culprit] = charge
             continue
-        for name, value in charge.parts.items():
-            known.parts[name] = known.parts.get(name, 0) + value
+        known.parts = Counter(known.parts) + Counter(charge.parts)
         if charge.lost > known.lost:
             known.evidence, known.kind = charge.evidence, charge.kind
         known.lost += charge.lost
@@ -441,20 +385,21 @@ def _findings(
     charges: list[tuple[_Step, list[_Charge]]], usual: int, least: int, processes: Sequence[Process]
 ) -> list[Finding]:
     """The culprits that recur, the costliest first."""
-    of_subject: dict[tuple[str, PeerId, PeerId], list[_Charge]] = defaultdict(list)
+    of_subject: dict[Subject, list[_Charge]] = defaultdict(list)
     for _, each in charges:
-        of_step: dict[tuple[str, PeerId, PeerId], list[_Charge]] = defaultdict(list)
+        of_step: dict[Subject, list[_Charge]] = defaultdict(list)
         for charge in each:
             # A peer's host and its program are one subject: which of the two it is, all of its steps decide.
             what = "link" if charge.culprit.cause == "link" else "peer"
             of_step[what, charge.culprit.peer, charge.culprit.target].append(charge)
         for subject, same in of_step.items():
             if (lost := sum(charge.lost for charge in same)) >= least:
-                parts: Counter[str] = Counter()
+                parts: Counter[Kind] = Counter()
                 for charge in same:
                     parts.update(charge.parts)
                 of_subject[subject].append(_Charge(same[0].culprit, lost, same[0].kind, same[0].evidence, parts))
     whole = sum(step.took for step, _ in charges)
+    of_subject = _joined_links(of_subject)
     totals = {subject: sum(charge.lost for charge in each) for subject, each in of_subject.items()}
     names = {peer: process.begun.name for process in processes for peer in process.peers}
     found = []
@@ -466,18 +411,42 @@ def _findings(
             and totals[subject] >= RECURRING_PART * whole
             and totals[subject] >= RECURRING_LEAD * next_one
         )
-        if is_persistent or is_recurring:
+        is_echo = subject[0] == "link" and totals.get(("link", subject[2], subject[1]), 0) > totals[subject]
+        if (is_persistent or is_recurring) and not is_echo:
             found.append(_finding(each, totals[subject], whole, len(charges), names))
     return found
 
 
+Subject = tuple[str, PeerId, PeerId]
+
+
+def _joined_links(of_subject: Mapping[Subject, list[_Charge]]) -> dict[Subject, list[_Charge]]:
+    """Several slow links from one peer, or to one, become one subject: 0 stands for all at the other end."""
+    found = {subject: each for subject, each in of_subject.items() if subject[0] != "link"}
+    links = {subject: each for subject, each in of_subject.items() if subject[0] == "link"}
+    while links:
+        costs = {subject: sum(charge.lost for charge in each) for subject, each in links.items()}
+        worst = max(costs, key=lambda subject: costs[subject])
+        for end in (1, 2):
+            same = [subject for subject in links if subject[end] == worst[end]]
+            whole = sum(costs[subject] for subject in same)
+            if len(same) > 1 and costs[worst] < MANY_LINKS_PART * whole:
+                key = ("link", worst[1], 0) if end == 1 else ("link", 0, worst[2])
+                joined = [charge for subject in same for charge in links.pop(subject)]
+                culprit = Culprit("link", key[1], key[2])
+                found[key] = [replace(charge, culprit=culprit) for charge in joined]
+                break
+        else:
+            found[worst] = links.pop(worst)
+    return found
+
+
 def _finding(each: list[_Charge], total: int, whole: int, steps: int, names: Mapping[PeerId, str]) -> Finding:
-    parts: dict[str, int] = defaultdict(int)
+    parts: Counter[Kind] = Counter()
     for charge in each:
-        for name, value in charge.parts.items():
-            parts[name] += value
+        parts.update(charge.parts)
     kind = max(parts, key=lambda name: parts[name])
-    cause: Cause = "link" if kind.startswith("slow") else "host" if kind == "busy core" else "compute"
+    cause: Cause = "link" if kind == "slow link" else "host" if kind == "busy core" else "compute"
     culprit = each[0].culprit._replace(cause=cause)
     known = ", ".join(names[peer] for peer in (culprit.peer, culprit.target) if peer in names)
     typical = sorted(each, key=lambda charge: charge.lost)[len(each) // 2]
@@ -486,7 +455,7 @@ def _finding(each: list[_Charge], total: int, whole: int, steps: int, names: Map
         evidence.append(", ".join(f"{name} {value / total:.0%}" for name, value in sorted(parts.items()) if value > 0))
     return Finding(
         cause,
-        kind,  # type: ignore[arg-type]
+        kind,
         culprit.peer,
         culprit.target,
         f"{culprit} ({known})",

@@ -536,8 +536,11 @@ class ResultBuffer:
         return self._spans
 
     def written(self) -> Array:
-        """The op has committed: its result as a NumPy array."""
-        self._spans.give_back()
+        """The op has committed: its result as a NumPy array. The program may write to it at once."""
+        written = self._spans.copy_back()
+        join(written)
+        for event in written:
+            event.synchronize()
         return self._spans.arrays[0] if self._array is None else self._array
 
 

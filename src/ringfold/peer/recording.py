@@ -54,7 +54,7 @@ MAX_LOGGED = 64
 MAX_NAME = 64
 _LAST_OPS = 512
 _NO_STEP = 2**64 - 1
-_ENTRY = struct.Struct("<6Q9q4I3B5x")
+_ENTRY = struct.Struct("<7Q10q4I3B5x")
 """`OpEntry` of the engine."""
 
 
@@ -78,6 +78,7 @@ class OpEntry(NamedTuple):
     sent_bytes: int
     received_bytes: int
     last_peer: PeerId
+    arriving_from: PeerId
     called: int
     started: int
     out_first: int
@@ -87,6 +88,7 @@ class OpEntry(NamedTuple):
     local: int
     ended: int
     blocked: int
+    arriving: int
     sequence: int
     epoch: int
     call: int
@@ -113,6 +115,8 @@ class OpEntry(NamedTuple):
             in_last_ns=self.in_last,
             local_ns=self.local,
             blocked_ns=self.blocked,
+            arriving_ns=self.arriving,
+            arriving_from=self.arriving_from,
             last_peer=self.last_peer,
             sent_bytes=self.sent_bytes,
             received_bytes=self.received_bytes,

@@ -24,6 +24,9 @@ Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `
 `probing_regions.py`. So have the filter of edges, `filtering.py`, and the global iteration: `iterating.py`,
 `iterating_schedules.py`. So have the transport agent of a host with its clients,
 `agents.py`, and the agents of several hosts, `forwarding.py`.
+
+For what reads the records of runs: `recorded.py` makes run directories with known clocks and known stragglers, and
+`trace_checks.py` checks traces strictly.
 """
 
 from ringfold.testing.blocking import SimRun, blocking

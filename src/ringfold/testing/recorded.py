@@ -95,6 +95,7 @@ class _Timing:
     in_last: int = 0
     local: int = 0
     blocked: int = 0
+    arriving: int = 0
     ended: int = 0
     last_peer: int = 0
 
@@ -172,7 +173,7 @@ class _Play:
         now, first = dict(free), dict(free)
         for number in range(scene.ops):
             for peer in self._ring:
-                used, waited, slept = self._computing(peer, 0.9 / scene.ops)
+                used, waited, slept = self._computing(peer, 0.9 / scene.ops, loads=number == 0)
                 now[peer] += used + waited + slept
                 if number == 0:
                     cpu[peer], queued[peer], first[peer] = used, waited, now[peer]
@@ -197,7 +198,7 @@ class _Play:
         used = scene.compute_ms * part * max(0.2, rng.gauss(1.0, scene.jitter)) * MS
         slept = 0.0
         if loads:
-            extra = max(0.2, rng.gauss(1.0, 0.2)) * MS / scene.ops
+            extra = max(0.2, rng.gauss(1.0, 0.2)) * MS
             used += scene.slow_model.get(peer, 0.0) * extra
             slept = scene.slow_loader.get(peer, 0.0) * extra + abs(rng.gauss(0, 0.02)) * MS
         busy = scene.busy_host.get(peer, 0.0)
@@ -221,7 +222,8 @@ class _Play:
                 timing, target = timings[peer], following[peer]
                 mbit = scene.slow_link.get((peer, target), scene.mbit)
                 start = max(ready[peer], free[peer])
-                free[peer] = start + int(chunk * 8_000 / mbit * max(0.8, self._rng.gauss(1.0, 0.05)))
+                sending = int(chunk * 8_000 / mbit * max(0.8, self._rng.gauss(1.0, 0.05)))
+                free[peer] = start + sending
                 if stage == 0:
                     timing.out_first = start
                 taken = free[peer] - int(min(chunk, scene.buffer_bytes) * 8_000 / mbit)
@@ -231,6 +233,7 @@ class _Play:
                 receiver = timings[target]
                 receiver.in_first = receiver.in_first or arrived
                 receiver.in_last = arrived
+                receiver.arriving += min(sending, max(0, arrived - called[target]))
                 following_ready[target] = arrived + self._handling(target)
             ready = following_ready
         for peer in ring:
@@ -266,6 +269,8 @@ class _Play:
             in_last_ns=at(timing.in_last),
             local_ns=at(timing.local),
             blocked_ns=timing.blocked,
+            arriving_ns=timing.arriving,
+            arriving_from=self._ring[self._ring.index(peer) - 1],
             last_peer=timing.last_peer,
             sent_bytes=self._scene.bytes * 2 * (len(self._ring) - 1) // len(self._ring),
             received_bytes=self._scene.bytes * 2 * (len(self._ring) - 1) // len(self._ring),

@@ -7,7 +7,6 @@ a desktop.
 
 import asyncio
 import shutil
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from io import BytesIO
@@ -118,4 +117,4 @@ def _small(png: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(screenshots))
+    typer.run(screenshots)

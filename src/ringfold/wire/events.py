@@ -131,6 +131,9 @@ class OpEnded(Notice, frozen=True, tag="op_ended", omit_defaults=True):
     last payload of another peer came, and `local_ns` is when this peer's part was finished; from then on it waits for
     evidence. `blocked_ns` is for how long payload for the next peer waited because the transport took no more.
     `last_peer` is the peer whose Done completed the evidence (0: this peer's own, or it is not known).
+
+    `arriving_ns` is for how long segments were arriving, each from its first byte to its last, from that peer with
+    which it took longest, `arriving_from`: a slow link takes long for its bytes, whatever they wait for before.
     """
 
     op: OpName
@@ -150,6 +153,8 @@ class OpEnded(Notice, frozen=True, tag="op_ended", omit_defaults=True):
     in_last_ns: int = 0
     local_ns: int = 0
     blocked_ns: int = 0
+    arriving_ns: int = 0
+    arriving_from: PeerId = 0
     last_peer: PeerId = 0
     sent_bytes: int = 0
     received_bytes: int = 0

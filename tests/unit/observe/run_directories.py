@@ -233,7 +233,7 @@ class _SimulatedRun:
             peer.count(op, end - started, begin + MS - started)
             peer.steps, peer.step = peer.steps + 1, number
             loss = 4.0 / (1 + number / 60) + 0.02 * ((number * 31 + peer.id * 17) % 11)
-            logged = {"loss": loss, "tokens": 4096.0}
+            logged: dict[str, float | None] = {"loss": loss, "tokens": 4096.0}
             ended = StepEnded(number, self.epoch, len(self.peers), at(began), cpu_ns=28 * MS, logged=logged)
             peer.record.add(end + 50_000, ended, peer=peer.id, with_wall=False)
         self.now += MS

@@ -115,7 +115,7 @@ def test_names_and_reasons_of_others_are_text(tmp_path: Path) -> None:
             "all_reduce", 0, number, 1 + number // 15, "committed", 64, at(end - MS), at(end - MS), step=number
         )
         record.add(end, op, peer=1, with_wall=False)
-        logged = {HOSTILE: float(number), "loss": 1.0 / (1 + number)}
+        logged: dict[str, float | None] = {HOSTILE: float(number), "loss": 1.0 / (1 + number)}
         record.add(end, StepEnded(number, 1, 2, at(end - S), logged=logged), peer=1, with_wall=False)
     master.add(BEGIN_NS + 15 * S, PeerGone(2, HOSTILE, "evicted", HOSTILE))
     master.add(BEGIN_NS + 15 * S, EpochRecorded(0, 2, [1], 0, 0))
@@ -148,7 +148,7 @@ def test_the_page_of_256_peers_over_a_day_is_below_a_megabyte(tmp_path: Path) ->
             began = host(end - (2 + peer % 5) * S)
             op = OpEnded("all_reduce", 0, number, 1, "committed", 1 << number + 8, began, began, step=number)
             record.add(end, op, peer=peer, with_wall=False)
-            logged = {f"value {name}": float(number * name) for name in range(20)}
+            logged: dict[str, float | None] = {f"value {name}": float(number * name) for name in range(20)}
             record.add(end, StepEnded(number, 1, 256, host(end - 9 * S), logged=logged), peer=peer, with_wall=False)
     links = [LinkStatus(a, b, 1e9 / (a + b), 100.0, 1, "probed", 0.0) for a in peers[:64] for b in peers[:64] if a != b]
     master.add(BEGIN_NS + S, StatusSampled(Status(1, 0, 256, 1, World(256, 1, 256), links=links)))

@@ -343,6 +343,7 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "join",
         "memory",
         "master",
+        "dashboard",
         "state",
         "clock",
         "rounds",
@@ -401,6 +402,7 @@ REAL = {
     "join": ["--peers", "2", "--repeats", "1"],
     "memory": ["--size", "16M"],
     "master": ["--connections", "8", "--min-time", "0.1"],
+    "dashboard": ["--pages", "3", "--peers", "4", "--min-time", "0.2"],
     "clock": ["--nodes", "3", "--rounds", "1", "--window-ms", "300", "--seeds", "1"],
     "rounds": ["--nodes", "2,3,9", "--rounds", "2", "--long-rounds", "0", "--kinds", "master,local"],
     "state": ["--size", "4M", "--holders", "1,2", "--mbit", "400", "--rounds", "1"],
@@ -411,6 +413,8 @@ REAL = {
 def test_a_short_run_of_each_bench_gives_figures(bench: str) -> None:
     """Real processes; the figures of a run this short are only looked at for being there."""
     pytest.importorskip("ringfold._native")
+    if bench == "dashboard":
+        pytest.importorskip("aiohttp")
     ended = CliRunner().invoke(app, [bench, *REAL[bench], "--json"])
     assert ended.exit_code == 0, ended.output
     printed = json.loads(ended.stdout)

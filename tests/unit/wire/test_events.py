@@ -44,7 +44,8 @@ def notices_of(module: object) -> set[type[Notice]]:
 
 def test_every_notice_is_a_kind_of_event() -> None:
     assert set(KIND_TYPES) == notices_of(notices) | notices_of(events)
-    assert len(KINDS) == len(KIND_TYPES) and list(KINDS) == sorted(set(KINDS))
+    assert len(KINDS) == len(KIND_TYPES)
+    assert list(KINDS) == sorted(set(KINDS))
 
 
 @pytest.mark.parametrize("kind", KIND_TYPES, ids=lambda kind: kind.__name__)
@@ -64,7 +65,9 @@ def test_an_event_survives_the_round_trip(kind: type[Notice], data: st.DataObjec
     line = encode_event(stamp, notice)
     assert b"\n" not in line
     parsed = json.loads(line)
-    assert parsed["event"] == kind_of(notice) and parsed["at"] == stamp.at and parsed.get("by", 0) == stamp.peer
+    assert parsed["event"] == kind_of(notice)
+    assert parsed["at"] == stamp.at
+    assert parsed.get("by", 0) == stamp.peer
     assert decode_event(line) == Event(stamp, notice)
 
 
@@ -108,14 +111,17 @@ def test_text_that_utf_8_cannot_encode_is_replaced() -> None:
     """Such as the name of a file in an error, which Python reads with surrogates."""
     line = encode_event(Stamp(1), PeersStalled(0, [1], ["a\udcff"], [2], "\udc80", 3, "limit"))
     event = decode_event(line)
-    assert event is not None and isinstance(event.notice, PeersStalled)
-    assert event.notice.names == ["a?"] and event.notice.what == "?"
+    assert event is not None
+    assert isinstance(event.notice, PeersStalled)
+    assert event.notice.names == ["a?"]
+    assert event.notice.what == "?"
 
 
 def test_a_value_that_is_not_finite_is_none() -> None:
     line = encode_event(Stamp(1), StepEnded(1, 2, 3, 4, logged={"loss": None, "rate": 0.5}))
     event = decode_event(line)
-    assert event is not None and str(event.notice) == "step 1 in epoch 2 with 3 peers, loss not finite, rate 0.5"
+    assert event is not None
+    assert str(event.notice) == "step 1 in epoch 2 with 3 peers, loss not finite, rate 0.5"
 
 
 def test_the_names_of_ops_and_outcomes_are_those_of_the_engine() -> None:

@@ -7,6 +7,7 @@ shown, up to `MAX_RUNS` runs, and the default one from the beginning. A look cos
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -27,6 +28,8 @@ ASK_EVERY_S = 5.0
 REQUEST_TIMEOUT_S = 2.0
 MAX_RUNS = 12
 
+_log = logging.getLogger(__name__)
+
 Look = tuple[str, Status, list[Event]] | MasterUnreachable
 Result = TypeVar("Result")
 
@@ -35,6 +38,8 @@ class _LiveRun:
     def __init__(self, view: RunView) -> None:
         self.view, self.channel = view, RunChannel(view)
         self.task: asyncio.Task[None] | None = None
+        self.lost = ""
+        """Why no master answers; empty while one does."""
 
 
 class LiveRuns:
@@ -65,11 +70,10 @@ class LiveRuns:
 
     def channel(self, name: str) -> RunChannel:
         """The channel of a run; it is followed from now on."""
-        known = self._runs.get(name)
+        known = self._runs.get(name) or next((run for run in self._runs.values() if run.view.run == name), None)
         if known is None:
-            names = {info.name for info in self._infos}
-            name = name if name in names else self._first
-            known = self._runs.get(name) or self._run(name)
+            is_there = name in {info.name for info in self._infos}
+            known = self._run(name) if is_there else self._runs[self._first]
         return known.channel
 
     def _run(self, name: str) -> _LiveRun:
@@ -92,16 +96,25 @@ class LiveRuns:
                     look = await self._in_thread(lambda looks=looks: next(looks))  # type: ignore[misc]
                     self._take(run, look)
             except (MasterUnreachable, ConfigError, RemoteProtocolError) as error:
-                run.view.lose(_now_ms(), str(error))
+                self._lose(run, str(error))
             await asyncio.sleep(1.0)
 
     def _take(self, run: _LiveRun, look: Look) -> None:
         if isinstance(look, MasterUnreachable):
-            run.view.lose(_now_ms(), str(look))
+            self._lose(run, str(look))
             return
-        _, status, events = look
+        address, status, events = look
+        if run.lost:
+            _log.warning("the master at %s answers again", address)
+            run.lost = ""
         run.view.run = status.run
         run.view.look(_now_ms(), status, events)
+
+    def _lose(self, run: _LiveRun, why: str) -> None:
+        if run.lost != why:
+            _log.warning("%s; trying again", why)
+            run.lost = why
+        run.view.lose(_now_ms(), why)
 
     async def _publish(self) -> None:
         """Twice a second a new state for all pages."""

@@ -25,6 +25,8 @@ MAX_ROWS = 64
 """Peers of a timeline; the others are members from begin to end, and are counted."""
 MAX_NUMBERED = 40
 """Incidents with a number in the charts."""
+MANY_MARKS = 12
+"""More lines of incidents are pale: they would hide what is behind them."""
 MAX_MAP = 48
 """Peers of a heat map."""
 _ROW, _TOP = 22, 26
@@ -92,10 +94,10 @@ class _TimePlot:
 
     def marks(self, marks: Sequence[Mark]) -> None:
         """A line for each incident, and its number above, where there is room."""
-        occupied = -1e9
+        occupied, many = -1e9, " many" if len(marks) > MANY_MARKS else ""
         for mark in marks:
             at = self.x(mark.at_s)
-            self.svg.line(at, self.top, at, self.bottom, f"mark {mark.kind}", mark.text)
+            self.svg.line(at, self.top, at, self.bottom, f"mark {mark.kind}{many}", mark.text)
             if mark.number and at - occupied >= 17:
                 occupied = at
                 self.svg.circle(at, self.top - 10, 8, f"badge {mark.kind}", mark.text)
@@ -128,7 +130,7 @@ def timeline(summary: Summary, width: int) -> str:
     for label, members in rows:
         svg.text(left - 8, y + 13, _fit(label, left - 12), "label", "end", label)
         for member in members:
-            _member(plot, member, y)
+            _member(plot, member, y, is_named=len(members) > 1)
         y += _ROW
     plot.marks(marks_of(summary))
     plot.axis(summary.seconds, width)
@@ -185,7 +187,7 @@ _ENDS = {
 }
 
 
-def _member(plot: _TimePlot, member: Membership, y: float) -> None:
+def _member(plot: _TimePlot, member: Membership, y: float, *, is_named: bool) -> None:
     svg, x = plot.svg, plot.x
     joined = member.joined_s if member.joined_s is not None else member.ended_s
     registered = member.registered_s if member.registered_s is not None else joined
@@ -199,7 +201,7 @@ def _member(plot: _TimePlot, member: Membership, y: float) -> None:
     x1, x2 = x(joined), x(member.ended_s)
     if member.joined_s is not None:
         svg.rect(x1, y, max(1.5, x2 - x1), _ROW - 6, "member", tip, 3)
-        if x2 - x1 > 60:
+        if is_named and x2 - x1 > 60:
             _inside(svg, x1, x2, y, f"peer {member.peer}", "on-member")
     if kind in ("end-lost", "end-evicted"):
         middle = y + (_ROW - 6) / 2

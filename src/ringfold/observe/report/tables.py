@@ -5,6 +5,8 @@ from html import escape
 
 MAX_ROWS = 256
 """Of a table."""
+LONG, FIRST = 24, 16
+"""A table with more rows shows its first ones; the others are opened by the reader."""
 
 
 def text(value: object) -> str:
@@ -13,16 +15,29 @@ def text(value: object) -> str:
 
 
 def table(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: str = "", *, cards: bool = False
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], kinds: str = "", *, cards: bool = False
 ) -> str:
-    """A table of cells that are HTML already. `numeric` has a letter for each column: n, w (wraps), k (one line), or a
-    space. With `cards` each row is a block on a narrow screen."""
-    kinds = numeric.ljust(len(columns))
+    """A table of cells that are HTML already. `kinds` has a letter for each column: n (a number), w (it wraps), k (one
+    line), or a space. With `cards` each row is a block on a narrow screen. Of a long table the rest can be opened."""
+    shown = rows[:MAX_ROWS]
+    more = f" The first {len(shown)} of {len(rows):,} rows." if len(rows) > len(shown) else ""
+    if len(shown) <= LONG or cards:
+        return _table(caption + more, columns, shown, kinds, cards=cards)
+    first, rest = shown[:FIRST], shown[FIRST:]
+    return (
+        _table(caption + more, columns, first, kinds, cards=cards)
+        + f"<details><summary>{len(rest)} more rows</summary>"
+        + _table(f"The rows after the first {FIRST}.", columns, rest, kinds, cards=cards)
+        + "</details>"
+    )
+
+
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], kinds: str, *, cards: bool) -> str:
+    kinds = kinds.ljust(len(columns))
     head = "".join(
         f'<th scope="col"{_class("n" if kind == "n" else "")}>{text(column)}</th>'
         for column, kind in zip(columns, kinds, strict=True)
     )
-    shown = rows[:MAX_ROWS]
     body = "".join(
         "<tr>"
         + "".join(
@@ -30,12 +45,11 @@ def table(
             for cell, column, kind in zip(row, columns, kinds, strict=True)
         )
         + "</tr>"
-        for row in shown
+        for row in rows
     )
-    more = f" The first {len(shown)} of {len(rows):,} rows." if len(rows) > len(shown) else ""
     return (
         f'<div class="scroll"><table{" class=cards" if cards else ""}>'
-        f"<caption><span>{text(caption + more)}</span></caption>"
+        f"<caption><span>{text(caption)}</span></caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -82,10 +82,11 @@ def _incidents(summary: Summary) -> str:
 def _costs(summary: Summary) -> str:
     costs, parts = summary.costs, []
     broke = any(incident.kind not in PLANNED for incident in summary.incidents)
-    if costs.paused_s is not None and costs.longest_pause_s is not None and costs.paused_s >= 0.001:
-        share = percent(costs.paused_s / summary.seconds) if summary.seconds else ""
+    paused_s = costs.paused_s or 0.0
+    if costs.longest_pause_s is not None and paused_s >= max(0.001, summary.seconds / 1_000):
+        share = percent(paused_s / summary.seconds) if summary.seconds else ""
         parts.append(
-            f"training paused for {duration_text(costs.paused_s)} in all ({share} of the run), "
+            f"training paused for {duration_text(paused_s)} in all ({share} of the run), "
             f"for {duration_text(costs.longest_pause_s)} at the longest"
         )
     if costs.lost_steps:

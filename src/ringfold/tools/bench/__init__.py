@@ -3,11 +3,11 @@
 Read `report.py` (figures leave as tables or as one JSON object; `sizes.py` writes and reads sizes) and `targets.py`
 (they are compared with `benchmarks/targets.toml`), then a benchmark. Each is one file, named after its command:
 `allreduce.py` (also `bench memory`; `plot.py` draws its reports), `quantize.py`, `topology.py`, `recovery.py` (also
-`bench failover`), `join.py`, `master.py`, `state.py`, `clock.py` (its truth and its estimators are in
+`bench failover`), `join.py`, `master.py`, `dashboard.py`, `state.py`, `clock.py` (its truth and its estimators are in
 `clock_truth.py`), `rounds.py`, `iteration.py`, `hints.py`, `multipath.py`, `wan.py`, `why.py`, and for PyTorch
-`ddp.py`, `gpu.py` and `torchft.py`. The processes that they start are in `workers.py`, and for seven of them in files
-of their own: `allreduce_worker.py`, `master_worker.py`, `rounds_worker.py`, `why_worker.py`, `ddp_worker.py`,
-`gpu_worker.py` and `torchft_worker.py`.
+`ddp.py`, `gpu.py` and `torchft.py`. The processes that they start are in `workers.py`, and for eight of them in files
+of their own: `allreduce_worker.py`, `master_worker.py`, `dashboard_worker.py`, `rounds_worker.py`, `why_worker.py`,
+`ddp_worker.py`, `gpu_worker.py` and `torchft_worker.py`.
 """
 
 import typer
@@ -15,6 +15,7 @@ import typer
 from ringfold.tools.bench import (
     allreduce,
     clock,
+    dashboard,
     ddp,
     gpu,
     hints,
@@ -46,6 +47,7 @@ app.command("failover")(recovery.failover_command)
 app.command("join")(join.command)
 app.command("memory")(allreduce.memory_command)
 app.command("master")(master.command)
+app.command("dashboard")(dashboard.command)
 app.command("multipath")(multipath.command)
 app.command("state")(state.command)
 app.command("clock")(clock.command)
