@@ -17,6 +17,8 @@ from ringfold.wire.proof import viewer_token
 DEPLOY = Path(__file__).parents[2] / "deploy/prometheus"
 PROMETHEUS = shutil.which("prometheus")
 
+pytestmark = pytest.mark.waiting
+
 
 def page(address: str, path: str = "/metrics", token: str = "") -> bytes:
     status, body = exposition.get(f"http://{address}{path}", {"Authorization": f"Bearer {token}"} if token else {})

@@ -254,7 +254,8 @@ def _incident(at_ms: int, incident: Incident, width: int) -> Text:
 
 def incident_lines(page: Page) -> list[Text]:
     """All incidents, each with its reason and its details."""
-    lines = [Text(f"{len(page.incidents)} incidents, the newest first", style="bold"), Text()]
+    count = len(page.incidents)
+    lines = [Text(f"{count} incident{'' if count == 1 else 's'}, the newest first", style="bold"), Text()]
     for each in newest_incidents(page):
         lines.append(_incident(page.at_ms, each, 1_000))
         lines += [Text(f"{'':18}{detail}", style="dim") for detail in each.details]
