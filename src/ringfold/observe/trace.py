@@ -241,14 +241,10 @@ class _Builder:
         args = {"text": str(notice), **self._clock_args(index, began=event.stamp.at, ended=event.stamp.at)}
         kind = notice.__struct_config__.tag
         match notice:
-            case notices.SyncBegun():
-                self._async(index, "b", at, f"sync of revision {notice.revision}", f"sync {notice.sync}", args)
             case notices.SyncEnded():
-                self._async(index, "e", at, f"sync of revision {notice.revision}", f"sync {notice.sync}", args)
-            case notices.EpochSealing():
-                self._async(index, "b", at, "epoch change", f"epoch change of group {notice.group}", args)
+                self._async(index, event.stamp.at, notice.took_ms, f"sync of revision {notice.revision}", args)
             case notices.EpochInstalled():
-                self._async(index, "e", at, "epoch change", f"epoch change of group {notice.group}", args)
+                self._async(index, event.stamp.at, notice.took_ms, f"change to epoch {notice.epoch}", args)
             case events.StateSynced() | events.CheckpointSaved():
                 took = self._time(index, event.stamp.at - notice.took_ms * 1_000_000)
                 name = "sync" if isinstance(notice, events.StateSynced) else "checkpoint"
@@ -256,10 +252,13 @@ class _Builder:
             case _ if notice.level != "debug":
                 self._instant(index, INCIDENTS, at, str(kind), args)
 
-    def _async(self, index: int, phase: str, at: int, name: str, number: str, args: dict[str, Any]) -> None:
-        event = {"ph": phase, "cat": "master", "id": f"{self._pids[index]} {number}", "name": name, "args": args}
+    def _async(self, index: int, at: int, took_ms: int, name: str, args: dict[str, Any]) -> None:
+        """What the master saw to its end, at `at` of its record. Those of several groups overlap."""
+        self._flows += 1
+        event = {"cat": "master", "id": f"master {self._flows}", "name": name}
         self._threads.setdefault((index, INCIDENTS), NAMES[INCIDENTS])
-        self._add(index, INCIDENTS, at, event)
+        self._add(index, INCIDENTS, self._time(index, at - took_ms * 1_000_000), {**event, "ph": "b", "args": args})
+        self._add(index, INCIDENTS, self._time(index, at), {**event, "ph": "e"})
 
     def _add_flows(self, members: Sequence[tuple[int, Op]]) -> None:
         if len(members) < 2:

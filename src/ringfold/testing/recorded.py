@@ -1,15 +1,18 @@
 """Run directories that no run wrote: records of a modelled run, with known clocks, and known reasons of slow steps.
 
 A `Scene` says what the run is like. `play` calculates when everything happens, in true time, and returns the events of
-each process as its own clock would have stamped them; `write` makes a run directory of them. The model of an all-reduce
+each process as its own clock would have stamped them; `write` makes a run directory of them. `with_clock` gives a
+record of a real run another clock. The model of an all-reduce
 is the ring: 2(n-1) stages, each link with its rate and delay, a transport that takes some payload without waiting, and
 Dones that go straight to all. That is enough to try whatever reads records: alignment, traces, diagnoses.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ringfold.wire import events, notices
 from ringfold.wire.events import Event, Stamp
@@ -113,6 +116,42 @@ def write(scene: Scene, directory: Path) -> None:
         lines = [events.encode_event(Stamp(first.at, first.wall), process.begun)]
         lines += [events.encode_event(event.stamp, event.notice) for event in process.events]
         (directory / f"{process.name}.0000.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+
+
+_TIMES = {
+    events.OpEnded: (
+        "called_ns",
+        "started_ns",
+        "out_first_ns",
+        "out_last_ns",
+        "in_first_ns",
+        "in_last_ns",
+        "local_ns",
+    ),
+    events.StepEnded: ("began_ns", "waited_ns"),
+    events.ClockSampled: ("raw_ns",),
+}
+"""The fields that are times of the host's clock."""
+
+
+def with_clock(record: Iterable[Event], offset_ns: int, drift_ppm: float) -> Iterator[Event]:
+    """The events of a record as they would be if its host's clocks were ahead by `offset_ns`, and drifted.
+
+    What they say about global time stays right: the global clock of such a host would know.
+    """
+    first: int | None = None
+    for event in record:
+        first = event.stamp.at if first is None else first
+
+        def moved(at: int, first: int = first) -> int:
+            return at + offset_ns + int((at - first) * drift_ppm * 1e-6) if at else 0
+
+        later = moved(event.stamp.at) - event.stamp.at
+        changed = {name: moved(getattr(event.notice, name)) for name in _TIMES.get(type(event.notice), ())}
+        if isinstance(event.notice, events.ClockSampled):
+            changed["wall_ns"] = event.notice.wall_ns + later
+        stamp = Stamp(event.stamp.at + later, event.stamp.wall and event.stamp.wall + later, event.stamp.peer)
+        yield Event(stamp, replace(event.notice, **changed))
 
 
 class _Play:

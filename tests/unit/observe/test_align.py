@@ -3,12 +3,12 @@
 from statistics import median
 
 import pytest
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ringfold.observe.align import Alignment, align, compare
 from ringfold.observe.orders import Timeline, count
 from ringfold.observe.processes import Process, by_key, gather
-from ringfold.testing.recorded import PlayedProcess, Scene, play
+from ringfold.testing.recorded import PlayedProcess, Scene, play, with_clock
 from ringfold.wire.events import ClockSampled, Event
 
 OFFSETS = {0: 7.0, 1: 50.0, 2: -50.0, 3: 20.0}
@@ -100,26 +100,22 @@ def test_processes_of_one_boot_share_a_clock() -> None:
 def test_a_time_namespace_is_a_clock_of_its_own() -> None:
     """A container may have the boot of its host and another CLOCK_MONOTONIC."""
     played = play(Scene(steps=300, hosts={1: "a", 2: "a"}, global_error_us=None))
-    shifted = PlayedProcess(played[2].name, played[2].begun)
-    for event in played[2].events:
-        shifted.events.append(shifted_by(event, 40_000_000_000))
+    # The wall clock is the host's, whatever the namespace.
+    events = [
+        Event(replace(moved.stamp, wall=event.stamp.wall), moved.notice)
+        for event, moved in zip(played[2].events, with_clock(played[2].events, 40_000_000_000, 0.0), strict=True)
+    ]
+    shifted = PlayedProcess(played[2].name, played[2].begun, [with_wall_of_host(event) for event in events])
     processes = gathered([*played[:2], shifted, *played[3:]])
     alignment = align(processes)
     assert alignment.of[1] != alignment.of[2]
     assert impossible(processes, alignment)[1] == 0
 
 
-def shifted_by(event: Event, by_ns: int) -> Event:
-    """An event as a process with another CLOCK_MONOTONIC records it."""
-    notice = event.notice
-    fields = {name: value + by_ns for name, value in asdict(notice).items() if is_time(name) and value}
-    if isinstance(notice, ClockSampled):
-        fields = {"raw_ns": notice.raw_ns + by_ns}
-    return Event(replace(event.stamp, at=event.stamp.at + by_ns), replace(notice, **fields))
-
-
-def is_time(name: str) -> bool:
-    return name.endswith("_ns") and name not in ("blocked_ns", "arriving_ns", "cpu_ns", "queued_ns", "sync_ns")
+def with_wall_of_host(event: Event) -> Event:
+    if isinstance(event.notice, ClockSampled):
+        return Event(event.stamp, replace(event.notice, wall_ns=event.stamp.wall))
+    return event
 
 
 def test_a_record_without_any_clock_is_placed_by_its_ops() -> None:

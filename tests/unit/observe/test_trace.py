@@ -66,7 +66,7 @@ def test_a_trace_has_everything_and_no_fault(directory: Path, tmp_path: Path) ->
     assert len(named(trace, "X", "evidence")) == 4 * 80
     assert {event["pid"] for event in named(trace, "X", "all_reduce")} == {1, 2, 3, 4}
     assert {event["name"] for event in named(trace, "C")} == {"MB/s", "steps/s"}
-    assert len(named(trace, "b", "epoch change")) == 1
+    assert len(named(trace, "b", "change to epoch 1")) == 1
     assert named(trace, "X", "epoch 1")
     first = named(trace, "X", "all_reduce")[0]
     assert first["args"]["raw_begin_ns"] > 1_000_000_000_000

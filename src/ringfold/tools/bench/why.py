@@ -172,8 +172,6 @@ def run_once(plan: WhyPlan, wrong: Faults) -> Outcome:
         processes = [gather(each.name, each.begun, each.events()) for each in read_directory(directory)]
         found = diagnose(processes)
     finally:
-        import os
-
         shutil.rmtree(directory)
     wanted = set()
     if wrong.loader is not None:
