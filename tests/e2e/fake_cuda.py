@@ -81,6 +81,8 @@ _default = Stream()
 _current = _Current()
 slowness_s = 0.0
 """How long a copy takes on the average."""
+has_memory = True
+"""False: the device has none left."""
 fails_at = -1
 """The number of the copy that the device refuses to begin."""
 _begun = 0
@@ -155,6 +157,8 @@ def stall() -> Event:
 
 def _empty(*shape: Any, **options: Any) -> torch.Tensor:  # noqa: ANN401 - those of torch.empty
     pinned, device = options.pop("pin_memory", False), options.pop("device", None)
+    if device is DEVICE and not has_memory:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
     made = _real_empty(*shape, **options)
     if pinned or device is DEVICE:
         made.view(-1).view(torch.uint8).fill_(0xFF)

@@ -128,7 +128,7 @@ class Spans:
         if target is not None and down is not None and up is not None and list(places) != list(target.cuda_places):
             return None
         sizes = [(array.nbytes, array.itemsize) for array in self.arrays]
-        layout = layout_of([(*size, place) for size, place in zip(sizes, places, strict=True)])
+        layout = layout_of(tuple((*size, place) for size, place in zip(sizes, places, strict=True)))
         return Pipeline(layout, down, up, rank, size)
 
     def copy_back(self, pipeline: Pipeline | None = None) -> list[Event]:

@@ -25,6 +25,7 @@ What other members see is the op of any other tensor. Until the commit x is as i
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -134,26 +135,26 @@ class CudaCopies:
     def must_fill(self) -> bool:
         return self._must_fill
 
-    def begin_down(self, lengths: Sequence[Sequence[int]]) -> "Pieces":
-        """Pieces of so many elements of each tensor in C order, to be copied in the stream `down`."""
+    def begin_down(self) -> "Beside":
+        """The elements of each tensor in C order, to be copied to the host in the stream `down`."""
         with self._after_call(_streams_of(self.device).down, self.device) as down:
             flat = [tensor.contiguous().view(-1) for tensor in self.tensors]
         for tensor in self.tensors:
             tensor.record_stream(down)
         self._filled = []
-        return Pieces.of(down, flat, self._hosts, lengths)
+        return Beside(down, flat, [host.view(-1) for host in self._hosts])
 
-    def begin_up(self, lengths: Sequence[Sequence[int]]) -> "Pieces | None":
-        """The same for `up`, of memory on the device beside the tensors; None if there is not enough of it."""
+    def begin_up(self) -> "Beside | None":
+        """Memory on the device beside the tensors, to copy there in the stream `up`; None if there is not enough."""
         torch = sys.modules["torch"]
         if sum(array.nbytes for array in self.arrays) > MAX_BESIDE:
             return None
         with self._after_call(_streams_of(self.device).up, self.device) as up:
             try:
-                beside = [torch.empty(host.numel(), dtype=host.dtype, device=self.device) for host in self._hosts]
+                flat = [torch.empty(host.numel(), dtype=host.dtype, device=self.device) for host in self._hosts]
             except torch.cuda.OutOfMemoryError:
                 return None
-        return Pieces.of(up, beside, self._hosts, lengths)
+        return Beside(up, flat, [host.view(-1) for host in self._hosts])
 
     def commit(self, beside: Sequence[Any]) -> list[Event]:
         """The results are complete beside the tensors, or will be in this stream, `up`: copy them there."""
@@ -208,17 +209,31 @@ class _Inside:
 # Pipelined ops
 
 
+class Beside(NamedTuple):
+    """Elements in C order on the device and on the host, tensor by tensor, and the stream in which they are copied."""
+
+    stream: Any
+    device: list[Any]
+    host: list[Any]
+
+
+class Piece(NamedTuple):
+    """Of a block: elements of a staged tensor."""
+
+    tensor: int
+    first: int
+    last: int
+
+
 class Layout(NamedTuple):
-    """The blocks of an op."""
+    """The blocks of an op: where each ends, and which elements of staged tensors it has."""
 
     ends: list[int]
-    pieces: list[list[tuple[int, int]]]
-    """By block: which pieces of which staged tensors it has."""
-    lengths: list[list[int]]
-    """By tensor: how many elements each of its pieces has."""
+    pieces: list[list[Piece]]
 
 
-def layout_of(arrays: Sequence[tuple[int, int, int | None]]) -> Layout:
+@lru_cache(256)
+def layout_of(arrays: tuple[tuple[int, int, int | None], ...]) -> Layout:
     """Cut an op into blocks. Of each array in order: its bytes, its item size, and the number of its staged tensor.
 
     Arrays come in the order of their item sizes, the largest first, so no cut is inside an element.
@@ -226,36 +241,21 @@ def layout_of(arrays: Sequence[tuple[int, int, int | None]]) -> Layout:
     total = sum(size for size, _, _ in arrays)
     block = max(MIN_BLOCK, -(-total // BLOCKS // ALIGNMENT) * ALIGNMENT)
     ends = [*range(block, total, block), total]
-    pieces: list[list[tuple[int, int]]] = [[] for _ in ends]
-    lengths: list[list[int]] = [[] for _, _, tensor in arrays if tensor is not None]
-    at = 0
+    pieces: list[list[Piece]] = [[] for _ in ends]
+    begin = 0
     for size, item, tensor in arrays:
-        last = at + size
+        at, last = begin, begin + size
         while at < last:
             number = at // block
-            count = min(last, ends[number]) - at
+            until = min(last, ends[number])
             if tensor is not None:
-                pieces[number].append((tensor, len(lengths[tensor])))
-                lengths[tensor].append(count // item)
-            at += count
-    return Layout(ends, pieces, lengths)
+                pieces[number].append(Piece(tensor, (at - begin) // item, (until - begin) // item))
+            at = until
+        begin = last
+    return Layout(ends, pieces)
 
 
-class Pieces(NamedTuple):
-    """Tensors in pieces, on the device and on the host, and the stream in which they are copied."""
-
-    stream: Any
-    on_device: Sequence[Any]
-    device: list[Sequence[Any]]
-    host: list[Sequence[Any]]
-
-    @classmethod
-    def of(cls, stream: Any, flat: Sequence[Any], hosts: Sequence[Any], lengths: Sequence[Sequence[int]]) -> "Pieces":  # noqa: ANN401
-        device = [tensor.split(each) for tensor, each in zip(flat, lengths, strict=True)]
-        host = [tensor.view(-1).split(each) for tensor, each in zip(hosts, lengths, strict=True)]
-        return cls(stream, flat, device, host)
-
-
+@lru_cache(256)
 def fill_order(count: int, rank: int, size: int) -> list[int]:
     """The order in which blocks are filled: as a ring of this size needs them at this rank.
 
@@ -263,7 +263,7 @@ def fill_order(count: int, rank: int, size: int) -> list[int]:
     has one chunk. Several threads work on a chunk, each on a part of it.
     """
     chunks = 1 if size <= 2 else size
-    order = []
+    order: list[int] = []
     for turn in range(chunks):
         number = (rank - turn) % chunks
         first, last = count * number // chunks, count * (number + 1) // chunks
@@ -287,9 +287,9 @@ class Pipeline:
         self._give_up: Callable[[], object] | None = None
         self._error: BaseException | None = None
         self._order = fill_order(len(layout.ends), rank, size)
-        self._sources: Pieces | None = None
+        self._sources: Beside | None = None
         self._events: list[Event] = []
-        self._targets: Pieces | None = None
+        self._targets: Beside | None = None
         self._lock = threads.Lock()
         self._attempt = 0
         self._copied: set[int] = set()
@@ -302,12 +302,12 @@ class Pipeline:
         before is done. So an op whose tensors are never ready is never called, as without blocks.
         """
         if self._down is not None and self._down.must_fill:
-            self._sources = self._down.begin_down(self._layout.lengths)
+            self._sources = self._down.begin_down()
             with _Inside(self._sources.stream):
                 self._queue_down(0)
             _in_background(self._watched(self._fill_rest))
         if self._up is not None:
-            self._targets = self._up.begin_up(self._layout.lengths)
+            self._targets = self._up.begin_up()
         if self._targets is not None:
             _in_background(self._watched(self._copy_final))
         if self._sources is None:
@@ -319,8 +319,9 @@ class Pipeline:
 
     def _queue_down(self, place: int) -> None:
         assert self._sources is not None
-        for tensor, piece in self._layout.pieces[self._order[place]]:
-            self._sources.host[tensor][piece].copy_(self._sources.device[tensor][piece], non_blocking=True)
+        for tensor, first, last in self._layout.pieces[self._order[place]]:
+            device = self._sources.device[tensor][first:last]
+            self._sources.host[tensor][first:last].copy_(device, non_blocking=True)
         self._events.append(self._sources.stream.record_event())
 
     def _fill_rest(self) -> None:
@@ -351,8 +352,9 @@ class Pipeline:
         for block in final:
             if block in self._copied:
                 continue
-            for tensor, piece in self._layout.pieces[block]:
-                self._targets.device[tensor][piece].copy_(self._targets.host[tensor][piece], non_blocking=True)
+            for tensor, first, last in self._layout.pieces[block]:
+                host = self._targets.host[tensor][first:last]
+                self._targets.device[tensor][first:last].copy_(host, non_blocking=True)
             self._copied.add(block)
 
     def copy_back(self) -> list[Event]:
@@ -365,7 +367,7 @@ class Pipeline:
         attempt, _ = self.blocks.take_final(0)
         with _Inside(self._targets.stream):
             self._copy_up(attempt, range(self.blocks.count))
-            return self._up.commit(self._targets.on_device)
+            return self._up.commit(self._targets.device)
 
     def end(self) -> None:
         """No thread copies any more what nobody wants."""

@@ -9,32 +9,34 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("size", [8 * MIB, 16 * MIB, 64 * MIB + 4, 256 * MIB + 64])
 def test_a_tensor_is_cut_into_blocks_of_one_length_but_the_last(size: int) -> None:
-    layout = layout_of([(size, 4, 0)])
-    lengths = [last - first for first, last in zip([0, *layout.ends], layout.ends, strict=False)]
+    layout = layout_of(((size, 4, 0),))
+    begins = [0, *layout.ends[:-1]]
+    lengths = [end - begin for begin, end in zip(begins, layout.ends, strict=True)]
     assert layout.ends[-1] == size
     assert len(layout.ends) <= BLOCKS + 1
     assert len(set(lengths[:-1])) == 1
     assert lengths[0] >= MIN_BLOCK
     assert lengths[-1] <= lengths[0]
-    assert [each * 4 for each in layout.lengths[0]] == lengths
-    assert layout.pieces == [[(0, number)] for number in range(len(layout.ends))]
+    assert layout.pieces == [[(0, begin // 4, end // 4)] for begin, end in zip(begins, layout.ends, strict=True)]
 
 
 def test_arrays_share_blocks_and_no_element_is_cut() -> None:
-    arrays = [(3 * MIB, 8, 0), (8 * 5, 8, None), (5 * MIB + 12, 4, 1), (0, 4, 2), (2 * MIB + 6, 2, 3), (999, 1, 4)]
-    layout = layout_of(arrays)
-    staged = [(size, item) for size, item, tensor in arrays if tensor is not None]
-    assert [sum(each) for each in layout.lengths] == [size // item for size, item in staged]
-    assert layout.ends[-1] == sum(size for size, _, _ in arrays)
+    sizes = [(3 * MIB, 8), (8 * 5, 8), (5 * MIB + 12, 4), (0, 4), (2 * MIB + 6, 2), (999, 1)]
+    layout = layout_of(
+        tuple((size, item, number if number != 1 else None) for number, (size, item) in enumerate(sizes))
+    )
+    assert layout.ends[-1] == sum(size for size, _ in sizes)
+    starts = [sum(size for size, _ in sizes[:number]) for number in range(len(sizes))]
+    covered: dict[int, int] = {}
     begin = 0
     for end, pieces in zip(layout.ends, layout.pieces, strict=True):
-        held = sum(layout.lengths[tensor][piece] * staged[tensor][1] for tensor, piece in pieces)
-        assert held == end - begin or (begin <= 3 * MIB < end and held == end - begin - 40)
+        for tensor, first, last in pieces:
+            assert first == covered.get(tensor, 0) < last
+            covered[tensor] = last
+            start, item = starts[tensor], sizes[tensor][1]
+            assert begin <= start + first * item < start + last * item <= end
         begin = end
-    listed = [each for pieces in layout.pieces for each in pieces]
-    assert sorted(listed) == [
-        (tensor, piece) for tensor, each in enumerate(layout.lengths) for piece in range(len(each))
-    ]
+    assert covered == {0: 3 * MIB // 8, 2: (5 * MIB + 12) // 4, 4: (2 * MIB + 6) // 2, 5: 999}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
