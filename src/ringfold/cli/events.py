@@ -18,11 +18,13 @@ _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
 
 def events(
     source: Annotated[
-        str | None, typer.Argument(help="A run directory, or the master's address.", show_default=False)
+        str | None,
+        typer.Argument(help="A run directory, a flight record, or the master's address.", show_default=False),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     peer: Annotated[
-        list[str] | None, typer.Option(help="Only events of this peer: its number or name, or `master`. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Only events of and about this peer: its number or name, or `master`. Repeatable."),
     ] = None,
     kind: Annotated[
         list[str] | None,
@@ -41,7 +43,7 @@ def events(
     """Show the events of a run: what happened, when, and why.
 
     From a master: its own events and the rare ones of its peers, the last few thousand. From a run directory
-    (`events_dir`): everything that was recorded; ops and steps are of level debug.
+    (`events_dir`): everything that was recorded; ops and steps are of level debug. Times are local, in JSON UTC.
     """
     from contextlib import suppress
 
@@ -61,6 +63,8 @@ def found_in(source: str | None, resolved: "Resolved", *, follow: bool) -> "Iter
 
     if source is None:
         return _of_master(resolved.listed("master"), resolved, follow=follow)
+    if Path(source).is_file():
+        return _of_file(Path(source))
     if Path(source).is_dir():
         return _of_directory(Path(source), follow=follow)
     if "/" in source:
@@ -88,6 +92,12 @@ def _filter(
         since_ns=None if since is None else stream.instant(since, now_ns),
         until_ns=None if until is None else stream.instant(until, now_ns),
     )
+
+
+def _of_file(path: Path) -> "Iterator[Seen | MasterUnreachable]":
+    from ringfold.observe import stream
+
+    yield from stream.of_file(path)
 
 
 def _of_directory(directory: Path, *, follow: bool) -> "Iterator[Seen | MasterUnreachable]":
@@ -148,7 +158,7 @@ def _text(seen: "Seen") -> "Text":
     from rich.text import Text
 
     time = datetime.fromtimestamp(seen.wall_ns / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    who = f"peer {seen.peer} ({seen.source})" if seen.peer else seen.role
+    who = f"peer {seen.peer} ({seen.source})" if seen.peer else f"{seen.role} {seen.source}"
     style = _STYLES[seen.notice.level]
     return Text.assemble(
         (time, "dim"), "  ", (f"{who:<24}", "bold" if seen.peer else ""), "  ", (str(seen.notice), style)

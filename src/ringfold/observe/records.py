@@ -56,6 +56,8 @@ def read_directory(directory: Path) -> list[Record]:
             parts.setdefault(match["record"], []).append((int(match["part"]), path))
     found = [_record(name, [path for _, path in sorted(numbered)]) for name, numbered in sorted(parts.items())]
     records = [record for record in found if record is not None]
+    if not records and any(directory.glob("flight-*.jsonl")):
+        raise UsageError(f"{directory} has flight records, one for each time: name the file")
     if not records:
         raise UsageError(
             f"{directory} has no records of events: set events_dir (RINGFOLD_EVENTS_DIR) at the master and at the peers"

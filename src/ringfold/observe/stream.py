@@ -49,7 +49,7 @@ class Filter:
     """Which events are of interest; what is empty or None does not restrict them."""
 
     sources: Collection[str] = ()
-    """Numbers or names of peers, or `master`."""
+    """Numbers or names of peers, or `master`: what they recorded, and what others recorded about them."""
     kinds: Collection[str] = ()
     level: Level = "info"
     """The lowest level; with `kinds` those of any level are shown."""
@@ -62,11 +62,20 @@ class Filter:
                 return False
         elif _LEVELS.index(seen.notice.level) < _LEVELS.index(self.level):
             return False
-        who = {seen.source, str(seen.peer) if seen.peer else seen.role}
-        if self.sources and not who & set(self.sources):
+        if self.sources and not (_recorder(seen) | _subjects(seen.notice)) & set(self.sources):
             return False
         after = self.since_ns is None or seen.wall_ns >= self.since_ns
         return after and (self.until_ns is None or seen.wall_ns <= self.until_ns)
+
+
+def _recorder(seen: Seen) -> set[str]:
+    return {seen.source, str(seen.peer) if seen.peer else seen.role}
+
+
+def _subjects(notice: EventKind) -> set[str]:
+    """Numbers and names of the peers that a notice is about."""
+    peers = [getattr(notice, "peer", None), *getattr(notice, "peers", ())]
+    return {str(peer) for peer in peers if peer} | {getattr(notice, "name", ""), *getattr(notice, "names", ())} - {""}
 
 
 def check_kinds(kinds: Iterable[str], known: Collection[str]) -> None:
@@ -87,6 +96,15 @@ def instant(text: str, now_ns: int) -> int:
         return int(datetime.fromisoformat(text).timestamp() * S)
     except (ValueError, OverflowError):
         raise ConfigError(f"{text!r} is no time: write 90s, 10m, 2h, 1d, or 2026-11-18T14:02:11") from None
+
+
+def of_file(path: Path) -> Iterator[Seen]:
+    """The events of one file: a part of a record, or a flight record."""
+    with path.open("rb") as file:
+        first = decode_event(file.readline())
+    if first is None or not isinstance(first.notice, RecordBegun):
+        raise UsageError(f"{path} is no record of events, and no flight record")
+    yield from _of_record(Record(path.stem, first.notice, [path]))
 
 
 def merged(directory: Path) -> Iterator[Seen]:

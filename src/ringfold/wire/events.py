@@ -92,7 +92,8 @@ class ClockSampled(Notice, frozen=True, tag="clock_sampled"):
         return "debug"
 
     def __str__(self) -> str:
-        return f"clocks: raw {self.raw_ns}, wall {self.wall_ns}, global {self.global_ns} +- {self.error_ns} ns"
+        shared = "" if self.global_ns is None else f", global {self.global_ns} +- {self.error_ns} ns"
+        return f"clocks: raw {self.raw_ns}, wall {self.wall_ns}{shared}"
 
 
 class PeerJoined(Notice, frozen=True, tag="peer_joined"):
