@@ -4,9 +4,9 @@ One `Recording` outlives the sessions of a communicator. It always keeps the las
 with `events_dir` it writes all of them to files (`runtime/recorder.py`). The engine keeps the last ops by itself
 (`OpLog` in native/include/ringfold/op_log.hpp); they are read in batches, by the thread that writes.
 
-The program's report travels in the next heartbeat, at most once in `REPORT_NS`: no message is sent for it. A report may
-be replaced before a heartbeat has taken it, or be lost with a master. So each has the rare events of the last `LIVE_NS`,
-and to a new master all that are still there; they are numbered, and the master skips those that it has.
+The program's report travels in the next heartbeat, at most once in `REPORT_NS`: no message is sent for it. A report
+may be replaced before a heartbeat has taken it, or be lost with a master. So each has the rare events of the last
+`LIVE_NS`, and to a new master all that are still there; they are numbered, and the master skips those that it has.
 """
 
 import logging
