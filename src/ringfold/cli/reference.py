@@ -31,7 +31,7 @@ from ringfold.peer.sync.sync_call import SyncInfo
 from ringfold.probe.nodes.callbacks import ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState
-from ringfold.wire import agent, base, frames, messages, notices, probing, status
+from ringfold.wire import agent, base, events, frames, messages, notices, probing, status
 
 _NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 
@@ -106,6 +106,35 @@ def messages_page() -> str:
     parts += ["## Notices", inspect.getdoc(notices) or ""]
     parts += [_struct(kind) for _, kind in _classes(notices) if _is_struct(kind)]
     return _page("Messages", *parts)
+
+
+def events_page() -> str:
+    """Every kind of event, by its name in a line."""
+    kinds = sorted(typing.get_args(events.EventKind), key=_tag_of)
+    parts = [
+        inspect.getdoc(events) or "",
+        "[How events flow](../concepts/events.md) says which process records what, and what is bounded by what. "
+        "`ringfold events` shows them; `--kind` takes the names below.",
+        "An event of level debug is in files and in flight records only; a live view has the others.",
+        _struct(events.Stamp),
+        "## Kinds",
+    ]
+    for kind in kinds:
+        _, _, body = _struct(kind).partition("\n\n")
+        parts += [f"### {_tag_of(kind)}", f"Level: {_level_of(kind)}.", body]
+    return _page("Events", *parts)
+
+
+def _tag_of(kind: type[notices.Notice]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _level_of(kind: type[notices.Notice]) -> str:
+    """The level of this kind, or the levels that its source returns."""
+    found = re.findall(
+        r'"(debug|info|warning|error)"', inspect.getsource(vars(kind).get("level", notices.Notice.level).fget)
+    )
+    return " or ".join(dict.fromkeys(found))
 
 
 def api_page() -> str:
@@ -280,6 +309,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "cli.md": cli_page,
     "errors.md": errors_page,
+    "events.md": events_page,
     "messages.md": messages_page,
     "metrics.md": metrics_page,
 }

@@ -231,7 +231,9 @@ class Recording:
     # Steps, and what the program logs
 
     def begin_step(self, number: int, epoch: int, size: int, sync_ns: int) -> None:
-        self._step = _Step(number, epoch, size, sync_ns, measures=self._recorder.is_recording)
+        is_kept = self._step_thinning.keeps(number)
+        measures = is_kept and self._recorder.is_recording
+        self._step = _Step(number, epoch, size, sync_ns, is_kept=is_kept, measures=measures)
         self._set(step=number, in_step=True)
 
     def wait_begins(self) -> None:
@@ -244,10 +246,14 @@ class Recording:
         if step is None:
             return
         self._steps_since += 1
+<<<<<<< HEAD
         took_ns = monotonic_ns() - step.began_ns
         self.step_ns += took_ns
         self.step_durations[bisect_left(DURATION_BOUNDS_US, took_ns / 1_000)] += 1
         if self._step_thinning.keeps(step.number):
+=======
+        if step.is_kept:
+>>>>>>> coretests
             self._recorder.emit(step.event(), is_stamped=False)
         else:
             self._left_out_steps += 1
@@ -415,8 +421,8 @@ class Recording:
 class _Step:
     """A step that the program is in."""
 
-    def __init__(self, number: int, epoch: int, size: int, sync_ns: int, *, measures: bool) -> None:
-        self.number, self.what = number, (epoch, size, sync_ns)
+    def __init__(self, number: int, epoch: int, size: int, sync_ns: int, *, is_kept: bool, measures: bool) -> None:
+        self.number, self.what, self.is_kept = number, (epoch, size, sync_ns), is_kept
         self.logged: dict[str, float | None] = {}
         self.waited_ns = self._cpu_ns = self._queued_ns = 0
         self._queue = RunQueueClock() if measures else None

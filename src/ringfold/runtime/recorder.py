@@ -4,8 +4,9 @@
 to files, from a thread of its own, so that a slow disk delays nothing but the record. What does not fit into its queue
 is dropped and counted. When a write fails, the record ends with one warning, and the process goes on without it.
 
-A record is a sequence of parts, `ROLE-NAME-PID.NNNN.jsonl`; the oldest ones are deleted when all of them together would
-exceed the capacity. Lines are written whole: a process that is killed leaves at most one incomplete line, at the end.
+A record of events is a sequence of parts, `ROLE-NAME-PID.NNNN.jsonl`; the oldest ones are deleted when all of them
+together would exceed the capacity. Lines are written whole: a process that is killed leaves at most one incomplete
+line, at the end.
 """
 
 import logging

@@ -40,8 +40,8 @@ class Files:
         self.write(name, offset_ns, at_ns, begun, role=role, part=part)
 
     def write(
-        self, name: str, offset_ns: int, at_ns: int, notice: Notice, *, role: str = "peer", part: int = 0, peer: int = 0,
-        has_wall: bool = True, cut: int | None = None,
+        self, name: str, offset_ns: int, at_ns: int, notice: Notice, *, role: str = "peer", part: int = 0,
+        peer: int = 0, has_wall: bool = True, cut: int | None = None,
     ) -> None:  # fmt: skip
         stamp = Stamp(at_ns + offset_ns, WALL + at_ns if has_wall else 0, peer)
         with (self.directory / f"{role}-{name}-7.{part:04}.jsonl").open("ab") as file:
@@ -98,7 +98,7 @@ def test_a_directory_without_records_is_an_error(tmp_path: Path) -> None:
 
 def test_a_record_of_a_newer_format_is_an_error(files: Files) -> None:
     files.begin("peer", "a", 0, version=RECORD_FORMAT + 1)
-    with pytest.raises(UsageError, match="written by version 1.0"):
+    with pytest.raises(UsageError, match=r"written by version 1\.0"):
         read_directory(files.directory)
 
 
@@ -131,7 +131,7 @@ def follow(files: Files, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[
             following.append(follow_directory(files.directory))
         return [next(following[0]) for _ in range(count)]
 
-    yield take
+    return take
 
 
 def test_what_is_appended_is_seen_once(files: Files, follow: "Callable[[int], list[Seen]]") -> None:

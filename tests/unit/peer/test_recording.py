@@ -356,7 +356,7 @@ def test_a_new_master_gets_all_events_that_are_still_there(open_recording: Open,
 
 
 def test_a_peer_that_joins_again_reports_no_events_of_before(open_recording: Open) -> None:
-    kept, engine = open_recording()
+    kept, _engine = open_recording()
     kept.emit(PeerEvicted("a"))
     again = FakeEngine()
     kept.attach(again, without_rounds())

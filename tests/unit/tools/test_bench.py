@@ -147,6 +147,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "state": {"gb_per_s", "over_one_holder", "beyond_hashing_us", "rx_bytes", "what", "links", "holders"},
         "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
         | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns", "covered", "ahead_ratio"},
+        "events": {"median_ratio", "p99_ratio", "steps_per_s", "part", "mode", "size_bytes"},
         "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"}
         | {"silent", "root_messages"},
         "iteration": {*report.spread([1]), "waiting_cpu_percent", "operations_per_rank", "store", "ranks"},
@@ -346,6 +347,7 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "dashboard",
         "state",
         "clock",
+        "events",
         "rounds",
         "iteration",
         "hints",
@@ -404,6 +406,7 @@ REAL = {
     "master": ["--connections", "8", "--min-time", "0.1"],
     "dashboard": ["--pages", "3", "--peers", "4", "--min-time", "0.2"],
     "clock": ["--nodes", "3", "--rounds", "1", "--window-ms", "300", "--seeds", "1"],
+    "events": ["--size", "64K", "--rounds", "3", "--step-rounds", "1"],
     "rounds": ["--nodes", "2,3,9", "--rounds", "2", "--long-rounds", "0", "--kinds", "master,local"],
     "state": ["--size", "4M", "--holders", "1,2", "--mbit", "400", "--rounds", "1"],
 }

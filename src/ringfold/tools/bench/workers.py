@@ -145,6 +145,52 @@ def join(channel: Channel, where: str, founders: int) -> None:
             channel.send({"voted_ns": voted, "returned_ns": monotonic_ns(), "group_size": run.group_size})
 
 
+def events(channel: Channel, where: str, directory: str, size: int, founders: int) -> None:
+    """Ops of `size` bytes, and then steps with `step.log`, in three runs that record their events in different ways.
+
+    The runs take turns, so that all meet the same noise; every rank takes the same turns.
+    """
+    runs = {mode: _join_recording(where, mode, directory, founders) for mode in EVENT_MODES}
+    states = {mode: rf.SharedState(values=np.zeros(4)) for mode in EVENT_MODES}
+    buffer = np.zeros(size // 4, np.float32)
+    channel.send({"group_size": founders})
+    while (order := next_order(channel))["do"] != "end":
+        mode, count = order["mode"], order["count"]
+        durations = []
+        if order["do"] == "ops":
+            for _ in range(count):
+                before = monotonic_ns()
+                runs[mode].all_reduce(buffer, op="sum")
+                durations.append(monotonic_ns() - before)
+        else:
+            until = states[mode].revision + count
+            before = 0
+            for step in runs[mode].steps(states[mode], until=until, min_world=founders, check_every=1_000):
+                before = before or monotonic_ns()
+                step.log(loss=1.0 / (step.number + 1), tokens=step.number)
+            durations.append(monotonic_ns() - before)
+        channel.send({"durations_ns": durations})
+    for run in runs.values():
+        run.leave()
+
+
+EVENT_MODES = ("off", "memory", "files")
+
+
+def _join_recording(where: str, mode: str, directory: str, founders: int) -> "rf.Communicator":
+    """With `off` nothing is recorded in Python: no user can have that, it is what the others are compared with."""
+    if mode == "files":
+        os.environ["RINGFOLD_EVENTS_DIR"] = directory
+    run = rf.join(where, run=mode)
+    os.environ.pop("RINGFOLD_EVENTS_DIR", None)
+    if mode == "off" and run._recording is not None:
+        run._recording.close()
+        run._recording = run._session.recording = None
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    return run
+
+
 def memory(channel: Channel, where: str, size: int, founders: int) -> None:
     """Report how much an in-place all-reduce raises this process's peak of resident memory, first and second time."""
     run = rf.join(where)
@@ -516,6 +562,9 @@ WORKERS: dict[str, Callable[..., None]] = {
     "failover": lambda channel, where, size, founders: failover(channel, where, int(size), int(founders)),
     "join": lambda channel, where, founders: join(channel, where, int(founders)),
     "memory": lambda channel, where, size, founders: memory(channel, where, int(size), int(founders)),
+    "events": lambda channel, where, directory, size, founders: events(
+        channel, where, directory, int(size), int(founders)
+    ),
     "quantize": lambda channel, where, size, founders: quantize(channel, where, int(size), int(founders)),
     "topology": lambda channel, where, founders: topology(channel, where, int(founders)),
     "state": lambda channel, where, size, holders: state(channel, where, int(size), int(holders)),
