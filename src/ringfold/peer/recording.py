@@ -246,14 +246,10 @@ class Recording:
         if step is None:
             return
         self._steps_since += 1
-<<<<<<< HEAD
         took_ns = monotonic_ns() - step.began_ns
         self.step_ns += took_ns
         self.step_durations[bisect_left(DURATION_BOUNDS_US, took_ns / 1_000)] += 1
-        if self._step_thinning.keeps(step.number):
-=======
         if step.is_kept:
->>>>>>> coretests
             self._recorder.emit(step.event(), is_stamped=False)
         else:
             self._left_out_steps += 1

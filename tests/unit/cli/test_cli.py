@@ -602,14 +602,8 @@ def test_master_settings_are_those_of_the_registry() -> None:
     made = master_settings(load({}, environment={}, directory=Path("/"), home=Path("/")))
     assert made.flight_dir == state_directory() / "flight"
     assert replace(made, flight_dir=None) == MasterSettings()
-<<<<<<< HEAD
-    assert (
-        master_settings(load({"flight": False}, environment={}, directory=Path("/"), home=Path("/"))).flight_dir is None
-    )
-=======
     without = load({"flight": False}, environment={}, directory=Path("/"), home=Path("/"))
     assert master_settings(without).flight_dir is None
->>>>>>> coretests
 
 
 @pytest.mark.parametrize(("given", "ms"), [("off", "off"), ("auto", "auto"), (2.5, 2_500)])

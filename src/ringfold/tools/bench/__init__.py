@@ -3,19 +3,11 @@
 Read `report.py` (figures leave as tables or as one JSON object; `sizes.py` writes and reads sizes) and `targets.py`
 (they are compared with `benchmarks/targets.toml`), then a benchmark. Each is one file, named after its command:
 `allreduce.py` (also `bench memory`; `plot.py` draws its reports), `quantize.py`, `topology.py`, `recovery.py` (also
-<<<<<<< HEAD
 `bench failover`), `join.py`, `master.py`, `dashboard.py`, `state.py`, `clock.py` (its truth and its estimators are in
-`clock_truth.py`), `rounds.py`, `iteration.py`, `hints.py`, `multipath.py`, `wan.py`, `why.py`, and for PyTorch
-`ddp.py`, `gpu.py` and `torchft.py`. The processes that they start are in `workers.py`, and for eight of them in files
-of their own: `allreduce_worker.py`, `master_worker.py`, `dashboard_worker.py`, `rounds_worker.py`, `why_worker.py`,
-`ddp_worker.py`, `gpu_worker.py` and `torchft_worker.py`.
-=======
-`bench failover`), `join.py`, `master.py`, `state.py`, `clock.py` (its truth and its estimators are in
-`clock_truth.py`), `events.py`, `rounds.py`, `iteration.py`, `hints.py`, `multipath.py`, `wan.py`, and for PyTorch
-`ddp.py`, `gpu.py` and `torchft.py`. The processes that they start are in `workers.py`, and for six of them in files of
-their own: `allreduce_worker.py`, `master_worker.py`, `rounds_worker.py`, `ddp_worker.py`, `gpu_worker.py` and
-`torchft_worker.py`.
->>>>>>> coretests
+`clock_truth.py`), `events.py`, `rounds.py`, `iteration.py`, `hints.py`, `multipath.py`, `wan.py`, `why.py`, and for
+PyTorch `ddp.py`, `gpu.py` and `torchft.py`. The processes that they start are in `workers.py`, and for eight of them in
+files of their own: `allreduce_worker.py`, `master_worker.py`, `dashboard_worker.py`, `rounds_worker.py`,
+`why_worker.py`, `ddp_worker.py`, `gpu_worker.py` and `torchft_worker.py`.
 """
 
 import typer
