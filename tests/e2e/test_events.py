@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def train(me: ProgramContext) -> None:
     me.report("end", revision=state.revision)
 
 
-def start(cluster: ProgramCluster, count: int, events: Path, **options: object) -> list[ClusterProcess]:
+def start(cluster: ProgramCluster, count: int, events: Path, **options: Any) -> list[ClusterProcess]:  # noqa: ANN401 - as `start_program`
     return cluster.start_program(train, count, environment={"RINGFOLD_EVENTS_DIR": str(events)}, **options)
 
 
@@ -222,9 +222,9 @@ def test_a_full_disk_ends_the_record_and_not_the_training(cluster: ProgramCluste
     peers = start(cluster, 2, events, world=2, limit=60_000)
     begins = [peer.expect_log("ends here: File too large") for peer in peers]
     assert len(begins) == 2
-    last = [peer.reports("step")[-1]["number"] for peer in peers]
-    for peer, number in zip(peers, last, strict=True):
-        until(lambda peer=peer, number=number: peer.reports("step")[-1]["number"] > number + 20, "it goes on")
+    last = max(peer.reports("step")[-1]["number"] for peer in peers)
+    for peer in peers:
+        peer.expect("step", where=lambda step: step["number"] > last + 20)
     end(peers)
     for peer in peers:
         assert peer.stderr.text().count("ends here") == 1

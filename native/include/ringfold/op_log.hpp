@@ -15,8 +15,8 @@
 
 namespace ringfold {
 
-// One ended op, as Python unpacks it (peer/recording.py): little-endian and without padding. Times are of CLOCK_MONOTONIC,
-// 0: there is none. OpEnded in wire/events.py says what they mean.
+// One ended op, as Python unpacks it (peer/recording.py): little-endian and without padding. Times are of
+// CLOCK_MONOTONIC, 0: there is none. OpEnded in wire/events.py says what they mean.
 struct OpEntry {
   std::uint64_t tag = 0, step = 0, bytes = 0, sent_bytes = 0, received_bytes = 0;
   PeerId last_peer = 0, arriving_from = 0;

@@ -114,7 +114,7 @@ def test_a_file_without_its_first_line_is_skipped(files: Files) -> None:
 
 
 @pytest.fixture
-def follow(files: Files, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[[int], list[Seen]]]":
+def follow(files: Files, monkeypatch: pytest.MonkeyPatch) -> "Callable[[int], list[Seen]]":
     """Takes so many events. Between two looks at the files nothing is waited for, up to a limit."""
     looks = 0
 

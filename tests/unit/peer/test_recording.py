@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -282,7 +283,8 @@ def test_what_cannot_be_logged_is_an_error(open_recording: Open, values: dict[st
 
 def test_numbers_of_all_kinds_can_be_logged(open_recording: Open) -> None:
     kept, engine = open_recording()
-    kept.log({"a": 1, "b": np.float32(0.5), "c": True, "d": np.array(2), "e": -math.inf, "f": 10**400})
+    values: dict[str, Any] = {"a": 1, "b": np.float32(0.5), "c": True, "d": np.array(2), "e": -math.inf, "f": 10**400}
+    kept.log(values)
     kept.report(at_once=True)
     assert engine.reports[-1].logged == {"a": 1.0, "b": 0.5, "c": 1.0, "d": 2.0, "e": None, "f": None}
 
