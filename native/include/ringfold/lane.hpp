@@ -190,7 +190,7 @@ struct Lane : Connection {
   std::uint32_t mark_sent = 0;
   std::uint32_t mark_seen = 0;
   Ns last_received = 0;
-  Ns frame_since = 0;  // when the first byte came of the frame that is being read
+  Ns frame_since = 0;      // when the first byte came of the frame that is being read
   bool in_memory = false;  // the bytes go through memory that both peers share
   Ns offered_since = 0;    // since when the transport is to take what is first in `tx`; 0: there is nothing
   SendQueue<OutFrame> tx;

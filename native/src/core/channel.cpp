@@ -456,7 +456,9 @@ void Channel::replay(const PartPtr& part) {
   // What was counted when it came is counted again below, as what comes to an op that runs.
   for (const Stashed& frame : take_stash(tag, part->op.sequence)) {
     std::string why;
-    if (on_part_frame(part, {.side = frame.from, .in_memory = frame.in_memory}, frame.header, frame.payload.data(), why)) continue;
+    if (on_part_frame(part, {.side = frame.from, .in_memory = frame.in_memory}, frame.header, frame.payload.data(),
+                      why))
+      continue;
     violation(frame.from, std::move(why));
     return;
   }

@@ -59,7 +59,7 @@ class Scene:
     slow_link: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(source, target) -> Mbit/s."""
     hiccups: float = 0.0
-    """How often in a step a peer loses its core for about one step's computing time, whoever it is."""
+    """How often in a step a peer loses its core for about one step's computing time, any of them."""
     seed: int = 1
 
 

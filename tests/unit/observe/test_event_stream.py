@@ -204,7 +204,7 @@ def seen(notice: "PeerEvicted | ValuesLogged | PeerRegistered", *, peer: int = 0
 
 def test_a_filter_is_about_level_kind_source_and_time() -> None:
     evicted, logged = seen(PeerEvicted("x"), peer=3), seen(ValuesLogged({}), peer=3)
-    of_master = seen(PeerRegistered(3, "name", 0, "r"))
+    of_master = seen(PeerRegistered(3, "gpu-1", 0, "r"))
     assert Filter().keeps(evicted)
     assert Filter().keeps(of_master)
     assert not Filter().keeps(logged)
@@ -214,7 +214,9 @@ def test_a_filter_is_about_level_kind_source_and_time() -> None:
     assert not Filter(kinds=["values_logged"]).keeps(evicted)
     for source in ("3", "name"):
         assert Filter(sources=[source]).keeps(evicted)
-        assert not Filter(sources=[source]).keeps(of_master)
+    for source in ("3", "gpu-1", "master"):
+        assert Filter(sources=[source]).keeps(of_master), "what others recorded about a peer is asked for with it"
+    assert not Filter(sources=["4", "gpu-2"]).keeps(of_master)
     assert Filter(sources=["master"]).keeps(of_master)
     assert not Filter(sources=["master", "4"]).keeps(evicted)
     assert Filter(since_ns=5, until_ns=5).keeps(evicted)

@@ -35,13 +35,13 @@ from ringfold.wire.events import (
 from ringfold.wire.frames import MAX_REPORT_BYTES
 from ringfold.wire.status import Progress
 
-_ENTRY = struct.Struct("<6Q9q4I3B5x")
+_ENTRY = struct.Struct("<7Q10q4I3B5x")
 NO_STEP = 2**64 - 1
 
 
 def entry(sequence: int, *, ended: int = 10_000, outcome: int = 0, attempts: int = 1, called: int = 1) -> bytes:
-    times = (called, 2, 3, 4, 5, 6, 7, ended, 8)
-    return _ENTRY.pack(9, NO_STEP, 1_024, 600, 500, 4, *times, sequence, 1, 0, attempts, 0, outcome, 0)
+    times = (called, 2, 3, 4, 5, 6, 7, ended, 8, 9)
+    return _ENTRY.pack(9, NO_STEP, 1_024, 600, 500, 4, 5, *times, sequence, 1, 0, attempts, 0, outcome, 0)
 
 
 def without_rounds() -> GlobalClock:
@@ -125,11 +125,11 @@ def test_an_entry_of_the_engine_is_an_event() -> None:
     assert op.event() == OpEnded(
         "all_reduce", 9, 3, 1, "committed", 1_024, 1, 2,
         out_first_ns=3, out_last_ns=4, in_first_ns=5, in_last_ns=6, local_ns=7, blocked_ns=8, last_peer=4,
-        sent_bytes=600, received_bytes=500,
+        sent_bytes=600, received_bytes=500, arriving_from=5, arriving_ns=9,
     )  # fmt: skip
     assert (op.ended, op.event().step) == (10_000, -1)
     assert len(list(unpack_ops(entry(1) + entry(2)))) == 2
-    assert _ENTRY.size == 144
+    assert _ENTRY.size == 160
     assert OpEntry._fields[-1] == "small"
 
 
