@@ -10,9 +10,14 @@ if TYPE_CHECKING:
 
     from ringfold.observe.align import Alignment
     from ringfold.observe.processes import Process
-    from ringfold.observe.trace import Trace
+    from ringfold.observe.trace import Trace, Window
 
 Number = TypeVar("Number", int, float)
+
+MAX_OPS, MIN_OPS = 600_000, 20_000
+"""Of all records, and of each: so many ops are in memory, about a gigabyte."""
+MARGIN_STEPS = 3
+"""More steps than are wanted: the diagnosis looks at the one before, and leaves out the first of a run."""
 
 
 def trace(
@@ -50,18 +55,31 @@ def trace(
     if check and (steps or seconds):
         raise UsageError("--check is about the whole run; leave out --steps and --seconds")
     window = traces.Window(steps=_range("--steps", steps, int), seconds=_range("--seconds", seconds, float))
-    processes = [gather(record.name, record.begun, record.events()) for record in read_directory(directory)]
+    records = read_directory(directory)
+    wanted = None if window.steps is None else (window.steps[0] - MARGIN_STEPS, window.steps[1] + MARGIN_STEPS)
+    each = max(MIN_OPS, MAX_OPS // len(records))
+    processes = [gather(one.name, one.begun, one.events(), max_ops=each, steps=wanted) for one in records]
+    _note_unread(processes, window)
+    if why:
+        _why(processes, window.steps, as_json=as_json)
+        return
     alignment = align(processes)
     if check:
         _check(processes, alignment, as_json=as_json)
-        return
-    if why:
-        _why(processes, window.steps, as_json=as_json)
         return
     built = traces.build(processes, alignment, window, torch_traces.merged(torch or [], processes, alignment))
     path = output or directory / "trace.json.gz"
     about = {"run": processes[0].begun.run, "left_out": built.left_out, "origin_unix_ns": alignment.origin}
     _written(path, built, traces.write(built, path, about), alignment, processes, as_json=as_json)
+
+
+def _note_unread(processes: "list[Process]", window: "Window") -> None:
+    """Say on standard error that a long record was not read whole. Ops outside of chosen steps are no loss."""
+    from ringfold.cli.output import error_console
+
+    unread = sum(process.ops_unread for process in processes)
+    if unread and window.steps is None:
+        error_console.print(f"{unread} earlier ops are left out, to save memory: choose others with --steps")
 
 
 def _range(option: str, text: str | None, kind: "Callable[[str], Number]") -> "tuple[Number, Number] | None":

@@ -40,6 +40,8 @@ MAX_RATE_ERROR = 1e-6
 SAME_CLOCK_NS = 1_000_000
 """Records of one boot whose clocks differ by more do not share them: one runs in a time namespace."""
 PASSES = 6
+SETTLED_NS = 2_000
+"""A pass that moves nothing by more is the last one."""
 MARGIN_NS = 50
 """An order is kept by at least so much, so that rounding breaks none."""
 _MIN_KNOT_NS, _MAX_KNOT_NS = _SECOND, 60 * _SECOND
@@ -142,7 +144,7 @@ def align(processes: Sequence[Process], *, use_events: bool = True) -> Alignment
         for number in range(PASSES):
             broken, moved = _correct(result, processes, ops, is_last=number == PASSES - 1)
             result.broken_ns = broken
-            if not broken and moved <= MARGIN_NS and number:
+            if not broken and moved <= SETTLED_NS:
                 break
     firsts = [(index, bounds[0]) for index, process in enumerate(processes) if (bounds := process.bounds)]
     result.origin = min((result.time(index, at) for index, at in firsts), default=0)

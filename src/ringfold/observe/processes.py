@@ -3,7 +3,8 @@
 Pure: it is given records that somebody has read. Times stay those of the records, CLOCK_MONOTONIC of their hosts.
 """
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ringfold.wire.base import Epoch, GroupId, PeerId
@@ -65,6 +66,9 @@ class Process:
     others: list[Event] = field(default_factory=list)
     ops_left_out: int = 0
     steps_left_out: int = 0
+    """Ops and steps that the process itself did not record: there were too many."""
+    ops_unread: int = 0
+    """Ops that are in the record and were not wanted."""
 
     @property
     def title(self) -> str:
@@ -93,9 +97,18 @@ class Process:
         return latest or (self.peers[0] if self.peers else 0)
 
 
-def gather(name: str, begun: RecordBegun, events: Iterable[Event], without: Collection[str] = ()) -> Process:
-    """Sort the events of one record. `without` names fields of `Process` that stay empty, to save memory."""
+def gather(
+    name: str,
+    begun: RecordBegun,
+    events: Iterable[Event],
+    *,
+    max_ops: int | None = None,
+    steps: tuple[int, int] | None = None,
+) -> Process:
+    """Sort the events of one record. Of a long one, only the last `max_ops` ops are kept, and those of some steps."""
     process = Process(name, begun)
+    ops: deque[Op] = deque(maxlen=max_ops)
+    count = 0
     peer = group = 0
     for event in events:
         stamp, notice = event.stamp, event.notice
@@ -103,10 +116,12 @@ def gather(name: str, begun: RecordBegun, events: Iterable[Event], without: Coll
             process.walls.append((stamp.at, stamp.wall))
         match notice:
             case OpEnded():
-                if "ops" not in without:
-                    process.ops.append(Op(stamp.at, stamp.peer or peer, group, notice))
+                count += 1
+                if _is_in(notice.step, steps):
+                    ops.append(Op(stamp.at, stamp.peer or peer, group, notice))
             case StepEnded():
-                process.steps.append(StepRun(stamp.at, stamp.peer or peer, notice))
+                if _is_in(notice.step, steps):
+                    process.steps.append(StepRun(stamp.at, stamp.peer or peer, notice))
             case ClockSampled():
                 process.clocks.append((stamp.at, notice))
             case PeerJoined():
@@ -118,14 +133,19 @@ def gather(name: str, begun: RecordBegun, events: Iterable[Event], without: Coll
                 group = notice.group
                 process.epochs.append((stamp.at, stamp.peer or peer, notice))
             case StatusSampled():
-                if "statuses" not in without:
-                    process.statuses.append((stamp.at, notice))
+                process.statuses.append((stamp.at, notice))
             case OpsLeftOut():
                 process.ops_left_out += notice.ops
                 process.steps_left_out += notice.steps
             case _:
                 process.others.append(event)
+    process.ops = list(ops)
+    process.ops_unread = count - len(ops)
     return process
+
+
+def _is_in(step: int, steps: tuple[int, int] | None) -> bool:
+    return steps is None or steps[0] <= step <= steps[1]
 
 
 def by_key(processes: Iterable[Process]) -> dict[OpKey, list[tuple[int, Op]]]:

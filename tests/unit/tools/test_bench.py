@@ -356,6 +356,7 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "gpu",
         "torchft",
         "wan",
+        "why",
     }
     for command in benches:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
