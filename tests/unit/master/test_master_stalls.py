@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from test_master import NONCE, TOKEN, MasterHarness
 
 from ringfold.master.events import HeartbeatReceived, Tick
@@ -165,12 +166,8 @@ class SlowHarness(MasterHarness):
                 op, since = self.began[conn]
                 age_ms = (self.now - since) // MS
                 ops = [Announced(op.tag, op.sequence, age_ms, 0, False)] if age_ms >= 100 else []
-            report = self.reports.get(conn, {})
-            self.step(
-                HeartbeatReceived(
-                    conn, Heartbeat(self.heartbeats[conn], self.last_heartbeat, self.epoch, ops=ops, **report)
-                )
-            )
+            heartbeat = Heartbeat(self.heartbeats[conn], self.last_heartbeat, self.epoch, ops=ops)
+            self.step(HeartbeatReceived(conn, replace(heartbeat, **self.reports.get(conn, {}))))
 
     @property
     def evicted(self) -> list[int]:
