@@ -157,7 +157,9 @@ def train_with_everything(me: ProgramContext) -> None:
         hooked = rf.torch.HookState(run)
         models = {name: rf.torch.DataParallel(nets[name], run, bucket_bytes=1 << 14) for name in NETS[:3]}
         models["quantised"] = rf.torch.DataParallel(nets["quantised"], run, quantize="minmax8")
-        models["hook"] = nn.parallel.DistributedDataParallel(nets["hook"], bucket_cap_mb=0.02)
+        models["hook"] = nn.parallel.DistributedDataParallel(
+            nets["hook"], bucket_cap_mb=0.02, find_unused_parameters=True
+        )
         models["hook"].register_comm_hook(hooked, rf.torch.comm_hook)
         state = rf.torch.shared_state(*optimizers, scaler, **nets)
         for step in run.steps(state, until=30, min_world=2, check_every=1, on_divergence="raise"):

@@ -253,7 +253,7 @@ def test_the_hook_for_ddp_averages_its_buckets(run: rf.Communicator) -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         net = Net()
-        model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-5)
+        model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-5, find_unused_parameters=True)
         state = HookState(run)
         model.register_comm_hook(state, comm_hook)
         wanted = expected(net)
@@ -263,6 +263,24 @@ def test_the_hook_for_ddp_averages_its_buckets(run: rf.Communicator) -> None:
             assert all(info.contributors == (run.peer_id,) for info in state.reductions)
             assert state.reductions
             net.zero_grad()
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_the_hook_refuses_buckets_that_ddp_has_ordered_again(run: rf.Communicator) -> None:
+    """A newcomer would have the first order, and average other gradients."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = Backwards()
+        model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-5)
+        model.register_comm_hook(HookState(run), comm_hook)
+        passes = 0
+        with pytest.raises(Exception, match="find_unused_parameters=True"):
+            for _ in run.steps(until=3):
+                model(torch.ones(2, 24)).sum().backward()
+                passes += 1
+        assert passes == 1, "the first pass has the first order"
     finally:
         distributed.destroy_process_group()
 

@@ -3,8 +3,11 @@
 DDP itself then has a process group of one rank, which knows of no other process, so none can break it:
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = DistributedDataParallel(net)
+    model = DistributedDataParallel(net, find_unused_parameters=True)
     model.register_comm_hook(rf.torch.HookState(run), rf.torch.comm_hook)
+
+Without `find_unused_parameters` DDP orders its buckets again after the first pass, by when gradients were ready. A
+newcomer has not done that when the others have: the same bytes would be other gradients. So that is an error here.
 
 DDP keeps its own features (bucket views, `no_sync`, its splits of compiled graphs). All buckets of a pass are in flight
 while the pass goes on. The hook of the last one waits for all: a step's ops are waited for by the thread that runs the
@@ -35,6 +38,8 @@ class HookState:
         self.quantize = quantize
         self.reductions: tuple[ReduceInfo, ...] = ()
         """What became of each bucket in the last pass."""
+        self._layout: dict[int, tuple[int, ...]] = {}
+        """Which parameters each bucket has, by their identities."""
         self._begun: list[tuple[StepHandle, torch.futures.Future[torch.Tensor], torch.Tensor]] = []
 
     def begin(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -44,6 +49,7 @@ class HookState:
         check_thread(step)
         if bucket.index() == 0:
             self._begun.clear()
+        self._check_layout(bucket)
         tensor = bucket.buffer()
         # Where DDP uses the result, its streams follow those in which the future was completed.
         future = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
@@ -52,6 +58,14 @@ class HookState:
         if bucket.is_last():
             self._wait()
         return future
+
+    def _check_layout(self, bucket: dist.GradBucket) -> None:
+        layout = tuple(id(parameter) for parameter in bucket.parameters())
+        if self._layout.setdefault(bucket.index(), layout) != layout:
+            raise UsageError(
+                "DistributedDataParallel has ordered its buckets again, and a peer that joins now has other ones: make it "
+                "with find_unused_parameters=True, which keeps them"
+            )
 
     def _wait(self) -> None:
         begun, self._begun = self._begun, []
