@@ -449,7 +449,7 @@ def test_memory_does_not_grow_with_the_number_of_ops(tmp_path: Path) -> None:
         summarise(records)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.3 * peaks[0], peaks
+    assert peaks[1] < 2 * peaks[0], f"three times the ops: {peaks}"
     assert peaks[1] < 8 * MIB
 
 
