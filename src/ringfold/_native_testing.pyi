@@ -71,6 +71,16 @@ class PlantedCore:
     def fail_all(self, status: int, reason: bytes) -> None:
         """Every op fails, now and later."""
 
+    def set_report(self, report: bytes) -> None:
+        """
+        What the next heartbeat carries, and the first one to every new master.
+        """
+
+    def ended_ops(self, since: int) -> tuple[int, bytes]:
+        """
+        The number of the next op that ends, and those from this number on that are still known, packed.
+        """
+
     def stats(self) -> dict:
         """Counters since the start."""
 
