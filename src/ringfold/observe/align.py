@@ -27,7 +27,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from ringfold.observe.orders import Count, count, epochs, tightest
+from ringfold.observe.orders import Count, count, epochs, ring_sizes, tightest
 from ringfold.observe.processes import Op, OpKey, Process, by_key
 from ringfold.wire.events import ClockSampled
 
@@ -361,7 +361,7 @@ def _correct(
     """One pass over all knots. By how much orders contradict each other, and the largest correction."""
     of, time = alignment.of, alignment.time
     crossing = [members for members in ops.values() if len({of[index] for index, _ in members}) > 1]
-    orders = [order for order in tightest(crossing, time) if of[order.first] != of[order.then]]
+    orders = [order for order in tightest(crossing, time, ring_sizes(processes)) if of[order.first] != of[order.then]]
     orders += [order for order in epochs(processes) if of[order.first] != of[order.then]]
     if not orders:
         return 0, 0

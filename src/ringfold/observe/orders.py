@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from ringfold.observe.processes import Op, OpKey, Process
 from ringfold.wire import notices
 from ringfold.wire.events import OpEnded
+from ringfold.wire.messages import Epoch, GroupId
 
 Rule = Literal["part", "call", "payload", "epoch"]
 RULES: Mapping[Rule, str] = {
@@ -53,16 +54,22 @@ Ops = Iterable[Sequence[tuple[int, Op]]]
 
 def count(processes: Sequence[Process], ops: Mapping[OpKey, Sequence[tuple[int, Op]]], time: Timeline) -> list[Count]:
     """How many orders are impossible on a timeline, by rule."""
-    tallies = {rule: [0, 0, 0] for rule in RULES}
-    for members in ops.values():
+    tallies, sizes = {rule: [0, 0, 0] for rule in RULES}, ring_sizes(processes)
+    for key, members in ops.items():
         if len(members) > 1:
             ends = [(index, time(index, op.at)) for index, op in members]
             _tally(tallies["part"], _mapped(members, lambda op: op.local_ns, time), ends)
             _tally(tallies["call"], _mapped(members, lambda op: op.started_ns or op.called_ns, time), ends)
-            _tally_payload(tallies["payload"], members, time)
+            if len(members) == sizes.get(key[:2]):
+                _tally_payload(tallies["payload"], members, time)
     for order in epochs(processes):
         _note(tallies[order.rule], time(order.then, order.after) - time(order.first, order.before))
     return [Count(rule, *tallies[rule]) for rule in RULES]
+
+
+def ring_sizes(processes: Sequence[Process]) -> dict[tuple[GroupId, Epoch], int]:
+    """How many members each epoch had. Where one of them did not record an op, its payload may be what came first."""
+    return {(ran.group, ran.epoch): len(ran.ring) for process in processes for _, _, ran in process.epochs}
 
 
 def _mapped(
@@ -105,7 +112,7 @@ def _tally_payload(tally: list[int], members: Sequence[tuple[int, Op]], time: Ti
                 _note(tally, time(index, op.ended.in_first_ns) - earliest)
 
 
-def tightest(ops: Ops, time: Timeline) -> Iterator[Order]:
+def tightest(ops: Ops, time: Timeline, sizes: Mapping[tuple[GroupId, Epoch], int]) -> Iterator[Order]:
     """Orders that bind most on the present timeline: a few for each member of an op, instead of all pairs.
 
     Of the parts, the latest binds all ends, and of the ends the earliest binds all parts. Each member's end is bound by
@@ -129,7 +136,7 @@ def tightest(ops: Ops, time: Timeline) -> Iterator[Order]:
                 last, last_at = of_peer.get(op.ended.last_peer, (index, 0))
                 if last_at and last not in (index, late):
                     yield Order("part", last, last_at, index, op.at)
-        if len(members) == 2:
+        if len(members) == sizes.get(members[0][1].key[:2]) == 2:
             yield from _payloads_of_two(members)
 
 

@@ -63,8 +63,8 @@ class HookState:
         layout = tuple(id(parameter) for parameter in bucket.parameters())
         if self._layout.setdefault(bucket.index(), layout) != layout:
             raise UsageError(
-                "DistributedDataParallel has ordered its buckets again, and a peer that joins now has other ones: make it "
-                "with find_unused_parameters=True, which keeps them"
+                "DistributedDataParallel has ordered its buckets again, and a peer that joins now has other ones: make "
+                "it with find_unused_parameters=True, which keeps them"
             )
 
     def _wait(self) -> None:
