@@ -39,7 +39,7 @@ MAX_RATE_ERROR = 1e-6
 """How much the rate of CLOCK_MONOTONIC_RAW may change while there is no sample."""
 SAME_CLOCK_NS = 1_000_000
 """Records of one boot whose clocks differ by more do not share them: one runs in a time namespace."""
-PASSES = 6
+PASSES = 24
 SETTLED_NS = 2_000
 """A pass that moves nothing by more is the last one."""
 MARGIN_NS = 50
