@@ -51,9 +51,12 @@ def train(me: ProgramContext) -> None:
         run.log(started=1)
         for step in run.steps(state, min_world=me.options.get("world", 1)):
             gradients = np.ones(50_000, np.float32)
-            step.all_reduce(gradients, op="avg")
-            stop = np.full(1, me.has_message(), np.int64)
-            step.all_reduce(stop, op="max", tag=1)
+            stop = np.full(1, me.has_message(), np.float32)
+            if me.options.get("is_evicted"):  # after the first op of a step it could not go on with the others
+                step.all_reduce([gradients, stop], op="avg")
+            else:
+                step.all_reduce(gradients, op="avg")
+                step.all_reduce(stop, op="max", tag=1)
             weights += gradients
             computation.wait(0.004)  # some hundred steps a second: a record has all of their ops
             step.log(loss=1.0 / (step.number + 1), bad=float("nan"))
@@ -174,7 +177,7 @@ def test_a_peer_that_freezes_leaves_flight_records_and_continues_its_record(
     events, flights = tmp_path / "events", tmp_path / "flights"
     cluster.start_master(flight_dir=flights, evict_after_ms=1_000)
     both = {"RINGFOLD_EVENTS_DIR": str(events), "RINGFOLD_FLIGHT_DIR": str(flights)}
-    peers = cluster.start_program(train, 2, environment=both, world=2)
+    peers = cluster.start_program(train, 2, environment=both, world=2, is_evicted=True)
     frozen = peers[1]
     before = frozen.expect("joined")["peer"]
     for peer in peers:
