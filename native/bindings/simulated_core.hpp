@@ -2,21 +2,66 @@
 // its binding, because the test module has one with planted bugs.
 #pragma once
 
+#include <deque>
+#include <map>
+#include <random>
 #include <unordered_map>
 
 #include "commands.hpp"
 
 namespace ringfold {
 
+// The workers of the channels, which carry out commands when they get round to it: before or after what their lanes
+// bring, and each at its own pace. What they do is the same in every run of a seed.
+class SimulatedWorkers : public ChannelDriver {
+ public:
+  bool post(std::uint32_t channel, ChannelCommand& command) override {
+    if (still_) return false;
+    commands_[channel].push_back(std::move(command));
+    return true;
+  }
+
+  void work(Core& core, std::uint32_t channel) {
+    auto& commands = commands_[channel];
+    while (!commands.empty()) {
+      const ChannelCommand command = std::move(commands.front());
+      commands.pop_front();
+      core.channel(channel).execute(command);
+    }
+  }
+  // One that happens to get the processor, or none.
+  void work_somewhere(Core& core) {
+    if (commands_.empty() || rng_() % 2 == 0) return;
+    work(core, std::next(commands_.begin(), static_cast<std::ptrdiff_t>(rng_() % commands_.size()))->first);
+  }
+
+  // Around what is done while all stand still, and nothing is outstanding.
+  template <typename Command>
+  void stand_still(Core& core, Ns now, Command command) {
+    for (auto& [channel, commands] : commands_) work(core, channel);
+    core.route(now);
+    still_ = true;
+    command();
+    still_ = false;
+    core.route(now);
+  }
+
+ private:
+  std::map<std::uint32_t, std::deque<ChannelCommand>> commands_;
+  std::minstd_rand rng_;
+  bool still_ = false;
+};
+
 class SimulatedCore {
  public:
-  SimulatedCore() = default;
+  SimulatedCore() { core_.set_channel_driver(&workers_); }
 #ifdef RINGFOLD_PLANTED
-  explicit SimulatedCore(Planted planted) : core_(planted) {}
+  explicit SimulatedCore(Planted planted) : core_(planted) { core_.set_channel_driver(&workers_); }
 #endif
 
   void receive(Ns now, ConnId conn, const nb::bytes& bytes) {
     now_ = now;
+    let_workers_work();
     const auto* at = reinterpret_cast<const std::byte*>(bytes.c_str());
     std::size_t left = bytes.size();
     while (left > 0) {
@@ -30,10 +75,12 @@ class SimulatedCore {
       if (left > 0 && core_.receive_space(conn).empty()) break;
     }
     unread_[conn].insert(unread_[conn].end(), at, at + left);
+    let_workers_work();
   }
 
   nb::bytes transmit(Ns now, ConnId conn, std::size_t limit) {
     now_ = now;
+    let_workers_work();
     std::string out;
     while (out.size() < limit) {
       iovec pieces[16];
@@ -52,7 +99,18 @@ class SimulatedCore {
 
   const std::shared_ptr<ReleaseQueue>& release_queue() const { return release_queue_; }
 
+  // What the commands lead to is routed at once.
+  void let_workers_work() {
+    workers_.work_somewhere(core_);
+    core_.route(now_);
+  }
+  template <typename Command>
+  void stand_still(Command command) {
+    workers_.stand_still(core_, now_, command);
+  }
+
   Ns now_ = 0;
+  SimulatedWorkers workers_;
   Core core_;
   std::unordered_map<std::uint64_t, std::vector<Array>> kept_;
 
@@ -80,7 +138,7 @@ class SimulatedCore {
 template <typename PyCore>
 void bind_simulated_core(nb::class_<PyCore>& cls) {
   bind_commands(cls, [](PyCore& self, auto command) {
-    command(self.core_, self.now_);
+    self.stand_still([&] { command(self.core_, self.now_); });
     self.retry_unread();
   });
   cls.def(
@@ -102,7 +160,7 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
       "lost",
       [](PyCore& self, Ns now, ConnId conn, const std::string& reason) {
         self.now_ = now;
-        self.core_.lost(now, conn, reason);
+        self.stand_still([&] { self.core_.lost(now, conn, reason); });
         self.forget(conn);
       },
       "now"_a, "conn"_a, "reason"_a);
@@ -110,7 +168,7 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
       "tick",
       [](PyCore& self, Ns now) {
         self.now_ = now;
-        self.core_.tick(now);
+        self.stand_still([&] { self.core_.tick(now); });
       },
       "now"_a);
   cls.def(
@@ -132,6 +190,7 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
       [](PyCore& self, const OpRequest& request) {
         Call call = make_call(request);
         const std::uint64_t op = self.core_.submit(self.now_, std::move(call.spec));
+        self.core_.route(self.now_);
         self.kept_.emplace(op, std::move(call.arrays));
         return op;
       },
@@ -146,7 +205,14 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
       },
       "op"_a);
   cls.def("tags_in_flight", [](PyCore& self) { return self.core_.ops().tags_in_flight(); });
-  cls.def("cancel", [](PyCore& self, std::uint64_t op) { return self.core_.ops().cancel(op); }, "op"_a);
+  cls.def(
+      "cancel",
+      [](PyCore& self, std::uint64_t op) {
+        bool is_over = false;
+        self.stand_still([&] { is_over = self.core_.ops().cancel(op); });
+        return is_over;
+      },
+      "op"_a);
   cls.def(
       "release",
       [](PyCore& self, std::uint64_t op) {

@@ -351,8 +351,8 @@ TEST(a_channel_applies_segments_and_reports_a_part_that_has_all) {
   header.offset = 256;
   alone.give(header, Bytes(at, at + 144));
   const auto reports = alone.channel.take_reports();
-  CHECK(reports.size() == 1 && reports[0].kind == Report::Kind::part_finished && values[99] == 3);
-  CHECK(op->part_finished(*reports[0].part) && op->local_part_finished());
+  CHECK(reports.size() == 1 && reports[0].kind == Report::Kind::parts_finished && values[99] == 3);
+  CHECK(op->parts_finished() && op->local_part_finished());
   alone.give(header, Bytes(at, at + 144));  // again: no second report, no second reduction
   CHECK(!alone.channel.has_reports() && values[99] == 3 && alone.channel.stats().duplicates == 1);
   op->restore();

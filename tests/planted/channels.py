@@ -11,4 +11,8 @@ BUGS: dict[str, Bug] = {
         "a Done leaves when one channel has its part of the op",
         partial(run_channels, base=Setup(planted="done_with_one_part")),
     ),
+    "end_forgotten": Bug(
+        "one channel is not commanded to end its part of a committed op",
+        partial(run_channels, base=Setup(planted="end_forgotten")),
+    ),
 }

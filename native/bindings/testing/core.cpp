@@ -17,6 +17,7 @@ constexpr std::pair<const char*, bool Planted::*> bugs[] = {
     {"divide_by_size", &Planted::divide_by_size},
     {"early_unlimited", &Planted::early_unlimited},
     {"done_with_one_part", &Planted::done_with_one_part},
+    {"end_forgotten", &Planted::end_forgotten},
     {"direct_forgotten", &Planted::direct_forgotten},
     {"payload_forgotten", &Planted::payload_forgotten},
     {"shares_expire", &Planted::shares_expire},

@@ -2,8 +2,8 @@
 // them. Without I/O: bytes and `now` in, bytes and reports out.
 //
 // A channel moves segments. It knows marks, Ready and data; what concerns an op as a whole (Open, Done, Absent, and
-// that a part has all its segments) it only reports, and the core decides (`take_reports`). What the core has decided
-// reaches it by begin(), end() and send().
+// that all its parts have all their segments) it only reports, and the core decides (`take_reports`). What the core has
+// decided reaches it as commands (`ChannelCommand`) and by send().
 //
 // Epochs: a lane announces an epoch with a mark; frames of older epochs are drained, and a lane is not read beyond the
 // mark of an epoch that is not installed here yet.
@@ -45,10 +45,11 @@ namespace ringfold {
 // What a channel has to say to the core.
 struct Report {
   enum class Kind : std::uint8_t {
-    op_frame,       // a frame about an op as a whole: `part`, `from`, `header`, `payload`
-    part_finished,  // `part` has all its segments; the last of them came `from` there
-    lane_lost,      // one of several lanes of a link: `conn`
-    link_lost,      // the last one, or the neighbour broke the protocol: `link`
+    op_frame,        // a frame about an op as a whole: `part`, `from`, `header`, `payload`
+    parts_finished,  // all parts of an op have all their segments; the last of them came to `part`, `from` there
+    parts_ended,     // all parts of a committed op have ended, `part` as the last one
+    lane_lost,       // one of several lanes of a link: `conn`
+    link_lost,       // the last one, or the neighbour broke the protocol: `link`
   };
   Kind kind;
   PartPtr part{};
@@ -59,6 +60,22 @@ struct Report {
   Link::Key link{};
   std::string text{};
   bool died = false;  // link_lost: so has the neighbour's process
+};
+
+// What the core has decided, for a channel that another thread may be driving: then that thread carries it out, before
+// anything that is decided later.
+struct ChannelCommand {
+  enum class Kind : std::uint8_t {
+    begin,      // Channel::begin(`now`, `part`)
+    replay,     // Channel::replay(`part`)
+    end,        // Channel::end(`part`), committed
+    violation,  // Channel::violation(`from`, `text`)
+  };
+  Kind kind;
+  PartPtr part{};
+  Ns now = 0;
+  Side from = previous_side;
+  std::string text{};
 };
 
 class Channel {
@@ -79,15 +96,13 @@ class Channel {
   std::vector<LaneInfo> take_new_lanes() { return std::exchange(new_lanes_, {}); }
   std::vector<ConnId> take_closing() { return std::exchange(closing_, {}); }
   std::vector<Report> take_reports() {
-    has_urgent_report_ = has_wide_report_ = false;
+    has_wide_report_ = false;
     return std::exchange(reports_, {});
   }
   bool has_reports() const { return !reports_.empty(); }
-  // Whether the core is to look at it now: there is a report that cannot wait for the next one, or a lane to close.
-  // That a part is finished can wait while another part of the op is not.
-  bool wants_core() const { return has_urgent_report_ || !closing_.empty(); }
-  // Whether what it has to say concerns other channels, too. What is about an op that channel 0 alone carries
-  // does not.
+  // Whether the core is to look at it: there is a report, or a lane to close.
+  bool wants_core() const { return !reports_.empty() || !closing_.empty(); }
+  // Whether that concerns other channels, too: then the core looks at it while all of them stand still.
   bool concerns_others() const { return has_wide_report_ || !closing_.empty(); }
 
   // Bytes; see Core.
@@ -122,9 +137,13 @@ class Channel {
   std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const;
 
   // Parts. begin() takes one up, replay() applies what came before it; in between the core has sent what it had to say
-  // about the op. After end() no lane reads from the caller's memory any more.
+  // about the op. After end() no lane reads from the caller's memory any more; the last part of a committed op that
+  // ends is reported.
+  void execute(const ChannelCommand& command);
   void begin(Ns now, const PartPtr& part);
   void replay(const PartPtr& part);
+  // Whether segments of it came before it was called: replay() has to apply them.
+  bool has_early(const OpPart& part) const;
   void end(const PartPtr& part, bool committed);
   // Ops whose memory is still being filled go on with what is there. True: some of them can.
   bool look_at_blocks();
@@ -194,7 +213,8 @@ class Channel {
   void for_lanes(Visit visit);
   void forget_lane(ConnId id);
   void drop_link(Link& link, std::string reason, bool died = false);
-  void report(Report report, bool is_urgent = true);
+  void report(Report report);
+  void finished(const PartPtr& part, Side from);
   void violation(Link& link, std::string reason);
 
   // Where a frame came from, and how long that took from its first byte to its last (0: it is not known). What came
@@ -248,7 +268,7 @@ class Channel {
   std::vector<LaneInfo> new_lanes_;
   std::vector<ConnId> closing_;
   std::vector<Report> reports_;
-  bool has_urgent_report_ = false, has_wide_report_ = false;
+  bool has_wide_report_ = false;
   std::atomic<bool> meshed_{false};
 
   std::unordered_map<std::uint64_t, TagState> tags_;

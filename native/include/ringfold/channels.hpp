@@ -3,7 +3,8 @@
 // Channel 0 carries what is about an op as a whole: Open, Absent and Done. The others carry segments, and Ready.
 //
 // Channels share nothing but the epoch and the advice about paths, which only change while nobody drives any of them.
-// What is asked about all of them together is answered here.
+// What is asked about all of them together is answered here. What the op table decides about a part goes to its channel
+// as a command, so that no other channel has to stand still for it.
 #pragma once
 
 #include <array>
@@ -16,6 +17,15 @@
 
 namespace ringfold {
 
+// Carries out commands for channels that other threads drive.
+class ChannelDriver {
+ public:
+  virtual ~ChannelDriver() = default;
+  // True: takes the command, which will be carried out after all earlier ones for this channel. False: nobody else
+  // drives the channel now, and no command for it is outstanding.
+  virtual bool post(std::uint32_t channel, ChannelCommand& command) = 0;
+};
+
 class Channels {
  public:
   Channels(const EpochState& epoch, const ShareSources& advice, const Planted& planted)
@@ -27,6 +37,10 @@ class Channels {
   Channel& at(std::uint32_t number);
   // The channel that a lane belongs to; nullptr: the connection is no lane.
   Channel* of(ConnId conn) const;
+  // Without a driver, or while all stands still, a command is carried out at once. Channel 0 is always at hand.
+  void set_driver(ChannelDriver* driver) { driver_ = driver; }
+  bool are_driven() const { return driver_ != nullptr; }
+  void command(std::uint32_t number, ChannelCommand command);
   // Those that carry ops in the installed epoch, and all that there are.
   std::size_t in_use() const { return epoch_.spec().channels; }
   const std::vector<std::unique_ptr<Channel>>& all() const { return channels_; }
@@ -63,6 +77,7 @@ class Channels {
   const EpochState& epoch_;
   const ShareSources& advice_;
   const Planted& planted_;
+  ChannelDriver* driver_ = nullptr;
   std::uint32_t first_sequence_ = 0;
   std::vector<std::unique_ptr<Channel>> channels_;
 };

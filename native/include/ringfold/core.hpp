@@ -10,11 +10,11 @@
 //
 // Invariant: what a channel reports during a call of the core is handled before the call returns (`route`).
 //
-// Who may touch what. A channel may be driven by a thread of its own, which takes and brings the bytes of its lanes
-// (Channel) and nothing else; what it then reports is routed later. Everything here is for one thread at a time. While
-// channels are driven, that thread may use the connections that are no lanes, and channel 0, and ops
-// that it alone carries (submit_to_first, route_first). All other calls, and evidence from the master, are for when
-// every channel stands still.
+// Who may touch what. A channel may be driven by a thread of its own, which takes and brings the bytes of its lanes,
+// and carries out commands (Channel), and nothing else; what it then reports is routed later. Everything here is for
+// one thread at a time. While channels are driven, that thread may use the connections that are no lanes, channel 0 and
+// ops: submit() and find(), evidence from the master, and on_reports() for what a channel has reported about ops. All
+// other calls, and ticks that are wide, are for when every channel stands still, without an outstanding command.
 #pragma once
 
 #include <sys/uio.h>
@@ -90,8 +90,11 @@ class Core {
 
   // What the channels have reported, and what the ops have for the master.
   void route(Ns now);
-  // The same of channel 0, as long as it is about ops that it alone carries: others may be driven meanwhile.
+  // The same of channel 0, as long as it concerns no other one: others may be driven meanwhile.
   void route_first(Ns now);
+  // Reports about ops that were taken from a channel.
+  void on_reports(Ns now, const std::vector<Report>& reports);
+  void set_channel_driver(ChannelDriver* driver) { channels_.set_driver(driver); }
   Channel& channel(std::uint32_t number) { return channels_.at(number); }
 
   // Lanes and their paths.
@@ -142,10 +145,8 @@ class Core {
   // Ops: what needs no routing is called on the table itself.
   OpTable& ops() { return ops_; }
   const OpTable& ops() const { return ops_; }
-  // Throws std::invalid_argument when the tag is in flight.
+  // Throws std::invalid_argument when the tag is in flight. Without a driver of channels it is routed, too.
   std::uint64_t submit(Ns now, OpSpec spec);
-  // The same for an op that channel 0 alone carries (OpTable::is_for_first_channel).
-  std::uint64_t submit_to_first(Ns now, OpSpec spec);
   OpPtr find(std::uint64_t id) const { return ops_.find(id); }
 
   // What the program reports about itself: the next heartbeat carries it, and the first one to every new master.
@@ -154,7 +155,8 @@ class Core {
     has_new_report_ = true;
   }
 
-  // Time and events.
+  // Time and events. A wide tick looks at all channels.
+  bool is_tick_wide(Ns now) const;
   void tick(Ns now);
   Ns next_deadline() const { return control_.next_deadline(); }
   std::optional<Event> next_event() { return events_.pop(); }

@@ -1,10 +1,12 @@
 // The shell around a Core: sockets and threads.
 //
-// Channel 0 and all connections that are no lanes belong to the engine's mutex: who has it drives them. Every other
-// channel has a worker with a lock of its own (worker.hpp). Whatever concerns more than one channel is done while all
-// workers stand still, under the mutex and all their locks (Standstill): commands, what channels have reported, ticks.
-// Such a stop is short, so the core is written as if there was one thread. The order of locks: the mutex, then those of
-// the workers by channel.
+// Channel 0, all connections that are no lanes, and the ops belong to the engine's mutex: who has it drives them. Every
+// other channel has a worker with a lock of its own (worker.hpp). Ops begin and end while the workers go on: the core's
+// commands for a channel are posted to its worker, and what a channel reports about ops is left in a mailbox, which
+// the driving thread looks at between two rounds. Whatever else concerns more than one channel is done while all
+// workers stand still, under the mutex and all their locks, with nothing left in any mailbox (Standstill): epochs,
+// lanes, heartbeats. Such a stop is short, so the core is written as if there was one thread. The order of locks: the
+// mutex, then those of the workers by channel.
 //
 // Driving: a synchronous call drives from the calling thread (no hand-off, no wake-up). Otherwise the service thread
 // drives. While a synchronous call drives, and for a moment after it, the service thread stays parked, so that a loop
@@ -45,10 +47,10 @@ struct EngineSettings {
   std::string congestion = "auto";        // control of the lanes: "auto", "host", or one that the kernel knows
 };
 
-class Engine {
+class Engine : private ChannelDriver {
  public:
   explicit Engine(EngineSettings settings);
-  ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -118,7 +120,7 @@ class Engine {
   static constexpr std::uint64_t local_listener_key = ~std::uint64_t{2};
   static constexpr std::uint64_t greeter_bit = std::uint64_t{1} << 62;  // and the descriptor
 
-  // While this lives, no worker drives a channel. The mutex is held.
+  // While this lives, no worker drives a channel, and no command is outstanding. The mutex is held.
   class Standstill {
    public:
     explicit Standstill(Engine& engine);
@@ -136,10 +138,11 @@ class Engine {
   // The mutex, fair against a driver that holds it most of the time.
   std::unique_lock<std::mutex> take_mutex();
 
-  // A command's turn with the core.
+  // A command's turn with the core: while all stands still, or while workers go on.
+  enum class During { standstill, work };
   class Turn {
    public:
-    explicit Turn(Engine& engine);
+    explicit Turn(Engine& engine, During during = During::standstill);
     ~Turn();
 
    private:
@@ -152,7 +155,10 @@ class Engine {
   // A call drives while this lives, however it ends. The mutex is held at both ends.
   class Driving {
    public:
-    explicit Driving(Engine& engine) : engine_(engine) { engine_.driving_.store(true); }
+    explicit Driving(Engine& engine) : engine_(engine) {
+      engine_.driving_.store(true);
+      engine_.attended_.store(true);
+    }
     ~Driving();
 
    private:
@@ -169,7 +175,11 @@ class Engine {
   bool flush_messages(Socket& socket, Ns now);
   bool flush_dirty(Ns now);
   bool arm();
-  void settle_channels();
+  bool post(std::uint32_t channel, ChannelCommand& command) override;
+  void settle_channels(bool concerns_others);
+  void route(const Standstill& still);
+  bool take_reports();
+  bool is_resting();
   void settle_if_wanted();
   void settle_sockets(Standstill& still);
   void resume_reading();
@@ -208,11 +218,13 @@ class Engine {
   std::map<ConnId, Socket> sockets_;              // of connections that are no lanes
   LaneSockets lanes_;                             // of channel 0: tried directly while a call drives
   std::vector<std::unique_ptr<Worker>> workers_;  // of the other channels, in their order
+  Mailbox<Report> reports_;                       // of workers, about ops
   std::atomic<int> turns_wanted_{0};
   std::atomic<bool> driving_{false};
+  std::atomic<bool> attended_{false};  // somebody looks at reports_ again before it sleeps
   std::atomic<int> in_epoll_{0};
   std::atomic<bool> notified_{false};  // a waiter was woken and has not had the mutex yet
-  bool wanted_ = false, stopping_ = false, forked_ = false;
+  bool is_still_ = false, wanted_ = false, stopping_ = false, forked_ = false;
   int op_waiters_ = 0, event_waiters_ = 0;
   std::uint64_t reported_finished_ = 0;
   Ns last_drive_ = 0, last_tick_ = 0, last_hint_look_ = 0, listener_paused_until_ = 0;

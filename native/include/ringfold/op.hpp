@@ -27,6 +27,7 @@ enum class OpState : std::uint8_t {
   waiting,   // for an epoch to run in
   running,   // in the installed epoch, local part not finished
   done,      // local part finished, evidence not complete
+  ending,    // evidence complete, but not every channel has let go of its memory
   finished,  // `result` is final
 };
 
@@ -54,9 +55,6 @@ struct Placement {
   bool small = false;         // whole inside Done, in channel 0
   std::uint32_t slices = 1;   // above 1: one in each of so many channels
   std::uint32_t channel = 0;  // of an op that is not cut
-
-  // Channel 0 carries all of it.
-  bool is_in_first() const { return small || (slices == 1 && channel == 0); }
 };
 Placement place(const OpSpec& spec, const Cut& cut);
 
@@ -83,7 +81,6 @@ class Op {
   Ns deadline = 0;
   bool timeout_reported = false;
   bool small = false;
-  bool is_in_first_channel = false;  // and in no other
   bool mismatch_reported = false;
 
   std::vector<bool> dones;          // by rank
@@ -94,8 +91,9 @@ class Op {
   std::uint64_t registrations = 0;
   Payloads payloads;  // small ops only
   std::vector<PartPtr> parts;
-  // Parts that a channel still works on: each channel counts its own down, and the one that comes to 0 reports at once.
-  mutable std::atomic<std::uint32_t> parts_to_finish = 0;
+  // Parts that still miss segments, and parts of a committed op that a channel still holds. Each channel counts its own
+  // down, and the one that comes to 0 reports it. After the last count the op may be gone.
+  mutable std::atomic<std::uint32_t> parts_to_finish = 0, parts_to_end = 0;
 #ifdef RINGFOLD_PLANTED
   bool divide_by_size = false;  // a planted bug: the division is by the ring's size, not by the count of contributors
 #else
@@ -118,17 +116,17 @@ class Op {
   // The header of a frame about this op.
   FrameHeader header(LaneFrame kind) const;
 
-  // A part has all its segments. False: it has counted other contributors than another part, or than there can be.
-  bool part_finished(const OpPart& part);
+  // All parts have all their segments. False: they have counted different contributors, or more than there can be.
+  bool parts_finished();
   bool local_part_finished() const {
-    return unfinished_parts_ == 0 && (!reduces() || final_count_.value_or(0) + absent_count_ == size_);
+    return is_received_ && (!reduces() || final_count_.value_or(0) + absent_count_ == size_);
   }
   // A rank contributes nothing. False: it cannot be, because the final value has another count.
   bool set_absent(std::uint32_t rank);
   bool is_absent(std::uint32_t rank) const { return absent_[rank]; }
   std::uint32_t absent_count() const { return absent_count_; }
 
-  // Bytes of payload that were sent to the next peer.
+  // Bytes of payload that were sent to the next peer. For when the channels have let go of it.
   std::uint64_t sent_to_next() const;
 
   // A small op: what this rank contributes, and the result once every rank's payload is here.
@@ -146,10 +144,10 @@ class Op {
   Plan no_plan() const;
 
   std::uint32_t rank_ = 0, size_ = 1;
-  std::size_t unfinished_parts_ = 0;
+  bool is_received_ = false;  // by all parts
   std::vector<bool> absent_;  // by rank
   std::uint32_t absent_count_ = 0;
-  std::optional<std::uint32_t> final_count_;  // contributors of the final value, once a part is finished
+  std::optional<std::uint32_t> final_count_;  // contributors of the final value, once all parts are finished
   BackupPool::Buffer backup_;                 // in place: the saved bytes; reduce_scatter: the partial sums
 };
 

@@ -5,7 +5,11 @@
 // next epoch.
 //
 // What a channel reports about an op comes in by on_report(). A Done leaves when all parts of the op have all their
-// segments, and memory is changed or given back only after every channel has let go of it (Channel::end).
+// segments, and memory is changed or given back only after every channel has let go of it (Channel::end): an op whose
+// evidence is complete is `ending` until then. Calls, evidence and reports may come while other threads drive the
+// channels, so what they lead to goes to the channels as commands. Verdicts, cancelling and the end of all ops touch
+// the channels themselves: all of them stand still meanwhile, and no command is outstanding, so no op is `ending`
+// either.
 //
 // How Dones travel. Around the ring, in both directions to half-way, passed on from rank to rank. Or, where direct
 // lanes lead to all members that are no neighbours, straight to each of them: then nobody passes them on (`is_direct`).
@@ -63,8 +67,6 @@ class OpTable {
 
   // Calls. Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
-  // Whether channel 0 alone would carry an op in the installed epoch: then no other channel is touched by it.
-  bool is_for_first_channel(const OpSpec& spec) const { return place(spec, cut()).is_in_first(); }
   OpPtr find(std::uint64_t id) const;
   // Only an op whose Done has not been sent can be cancelled: no rank can have committed it.
   bool cancel(std::uint64_t id);
@@ -144,9 +146,10 @@ class OpTable {
   void local_part_done(Ns now, const OpPtr& op);
   void check_evidence(const OpPtr& op);
   void commit(const OpPtr& op);
+  void conclude(const OpPtr& op);
+  void note_rate(const Op& op);
   void finish(const OpPtr& op, OpStatus status, Bytes reason);
   void undo(const OpPtr& op);
-  void end_parts(const Op& op, bool committed);
   void record(const Op& op);
   void forget_tags();
 

@@ -21,6 +21,7 @@ struct Planted {
   bool absent_earns = false;         // a path without lanes earns its fixed share, and takes all of it when it is back
   bool early_unlimited = false;      // each op counts its early segments by itself, and nobody counts all of them
   bool done_with_one_part = false;   // a Done leaves when one channel has its part of the op
+  bool end_forgotten = false;        // one channel is not commanded to end its part of a committed op
   bool direct_forgotten = false;     // a Done that goes straight to all members is not sent to one of them
   bool payload_forgotten = false;    // a small op is committed without the payload of one rank
   bool position_first = false;       // a pipe's writer moves its position before it has written the bytes

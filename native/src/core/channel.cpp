@@ -118,10 +118,11 @@ void Channel::drop_link(Link& link, std::string reason, bool died) {
   report({.kind = Report::Kind::link_lost, .link = key, .text = std::move(reason), .died = died});
 }
 
-void Channel::report(Report report, bool is_urgent) {
-  has_wide_report_ |= report.part == nullptr || !report.part->op.is_in_first_channel;
+// What is about an op comes to the op table, which commands channels instead of touching them. Frames about an op as a
+// whole come on channel 0, unless a neighbour errs.
+void Channel::report(Report report) {
+  has_wide_report_ |= report.part == nullptr || (report.kind == Report::Kind::op_frame && number_ != 0);
   reports_.push_back(std::move(report));
-  has_urgent_report_ |= is_urgent;
 }
 
 void Channel::violation(Link& link, std::string reason) {  // another lane would bring the same
@@ -416,14 +417,34 @@ bool Channel::on_data(const PartPtr& part, Source from, const FrameHeader& heade
     on_early_bytes(from.side, header.length);
   }
   flush_for(*part);
-  if (!was_finished && part->is_finished()) {
-    report({.kind = Report::Kind::part_finished, .part = part, .from = from.side},
-           op.parts_to_finish.fetch_sub(1) == 1);
-  }
+  if (!was_finished && part->is_finished()) finished(part, from.side);
   return true;
 }
 
 // Parts.
+
+void Channel::execute(const ChannelCommand& command) {
+  switch (command.kind) {
+    case ChannelCommand::Kind::begin:
+      begin(command.now, command.part);
+      break;
+    case ChannelCommand::Kind::replay:
+      replay(command.part);
+      break;
+    case ChannelCommand::Kind::end:
+      end(command.part, true);
+      break;
+    case ChannelCommand::Kind::violation:
+      violation(command.from, command.text);
+      break;
+  }
+}
+
+void Channel::finished(const PartPtr& part, Side from) {
+  const bool is_last = part->op.parts_to_finish.fetch_sub(1) == 1;
+  if (is_last || planted_.done_with_one_part)
+    report({.kind = Report::Kind::parts_finished, .part = part, .from = from});
+}
 
 void Channel::begin(Ns now, const PartPtr& part) {
   now_ = now;
@@ -447,6 +468,11 @@ void Channel::begin(Ns now, const PartPtr& part) {
       send_ready(*part, from);
     }
   }
+}
+
+bool Channel::has_early(const OpPart& part) const {
+  const auto tag = tags_.find(part.op.spec.tag);
+  return tag != tags_.end() && !tag->second.stash.empty();
 }
 
 void Channel::replay(const PartPtr& part) {
@@ -475,6 +501,9 @@ void Channel::end(const PartPtr& part, bool committed) {
   filling_ -= std::erase(running_, part) > 0 && part->is_filling();
   const auto tag = tags_.find(part->op.spec.tag);
   if (tag != tags_.end() && tag->second.running == part) tag->second.running = nullptr;
+  // After this the op may be gone. The op table itself waits for channel 0.
+  const bool is_last = committed && part->op.parts_to_end.fetch_sub(1) == 1;
+  if (is_last && number_ != 0) report({.kind = Report::Kind::parts_ended, .part = part});
 }
 
 bool Channel::look_at_blocks() {
@@ -486,9 +515,7 @@ bool Channel::look_at_blocks() {
     any = true;
     filling_ -= !part->is_filling();
     flush_for(*part);
-    if (!was_finished && part->is_finished()) {
-      report({.kind = Report::Kind::part_finished, .part = part}, part->op.parts_to_finish.fetch_sub(1) == 1);
-    }
+    if (!was_finished && part->is_finished()) finished(part, previous_side);
   }
   return any;
 }

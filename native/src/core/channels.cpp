@@ -22,6 +22,11 @@ Channel& Channels::at(std::uint32_t number) {
   return *channels_[number];
 }
 
+void Channels::command(std::uint32_t number, ChannelCommand command) {
+  if (number > 0 && driver_ != nullptr && driver_->post(number, command)) return;
+  at(number).execute(command);
+}
+
 Channel* Channels::of(ConnId conn) const {
   for (const auto& channel : channels_) {
     if (channel->has(conn)) return channel.get();

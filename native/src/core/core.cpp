@@ -235,6 +235,11 @@ void Core::route_first(Ns now) {
   send_dones();
 }
 
+void Core::on_reports(Ns now, const std::vector<Report>& reports) {
+  for (const Report& report : reports) ops_.on_report(now, report);
+  route_first(now);
+}
+
 void Core::route(Ns now) {
   for (std::size_t i = 0; i < channels_.all().size();) {
     if (!channels_.all()[i]->has_reports()) {
@@ -397,17 +402,16 @@ void Core::install(Ns now, EpochSpec spec) {
 
 std::uint64_t Core::submit(Ns now, OpSpec spec) {
   const std::uint64_t id = ops_.submit(now, std::move(spec));
-  route(now);
-  return id;
-}
-
-std::uint64_t Core::submit_to_first(Ns now, OpSpec spec) {
-  const std::uint64_t id = ops_.submit(now, std::move(spec));
-  route_first(now);
+  if (channels_.are_driven()) route_first(now);
+  else route(now);
   return id;
 }
 
 // Time. A gap between ticks means that this process slept: all deadlines are shifted by it.
+
+bool Core::is_tick_wide(Ns now) const {
+  return (last_tick_ != 0 && now - last_tick_ > late_after) || control_.is_due(now);
+}
 
 void Core::tick(Ns now) {
   if (last_tick_ != 0 && now - last_tick_ > late_after) {

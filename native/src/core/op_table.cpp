@@ -123,14 +123,14 @@ void OpTable::start(Ns now, const OpPtr& op) {
   const bool whole_through_master = op->small && spec.evidence_by_master;
   if (!whole_through_master) channels_.at(0).send(next_side, op->header(LaneFrame::open), raw(op->descriptor));
   const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
-  for (const PartPtr& part : parts) channels_.at(part->channel).begin(now, part);
+  for (const PartPtr& part : parts) channels_.command(part->channel, {ChannelCommand::Kind::begin, part, now});
   if (op->small) op->payloads[spec.rank] = op->own_payload();
   if (!op->small && op->is_absent(spec.rank)) {
     send_absent(*op, next_side, spec.rank);
     if (spec.size > 2) send_absent(*op, previous_side, spec.rank);
   }
   if (op->small || op->local_part_finished()) local_part_done(now, op);
-  for (const PartPtr& part : parts) channels_.at(part->channel).replay(part);
+  for (const PartPtr& part : parts) channels_.command(part->channel, {ChannelCommand::Kind::replay, part});
 }
 
 OpPtr OpTable::find(std::uint64_t id) const {
@@ -141,7 +141,8 @@ OpPtr OpTable::find(std::uint64_t id) const {
 bool OpTable::cancel(std::uint64_t id) {
   const OpPtr op = find(id);
   if (op == nullptr || op->state == OpState::finished) return true;
-  if (op->state == OpState::done || (op->state == OpState::running && op->small)) return false;
+  if (op->state == OpState::done || op->state == OpState::ending || (op->state == OpState::running && op->small))
+    return false;
   if (op->state == OpState::running) {
     undo(op);
     tag_state(op->spec.tag).cancelled = true;
@@ -193,14 +194,17 @@ void OpTable::on_report(Ns now, const Report& report) {
   const OpPtr op = running_op(report.part);
   if (op == nullptr || (epoch_.is_sealed() && !planted_.accept_old_epoch)) return;
   std::string why;
-  if (report.kind == Report::Kind::part_finished) {
-    if (!op->part_finished(*report.part)) why = "a value of more contributors than there are";
-    else if (op->state == OpState::running && (op->local_part_finished() || planted_.done_with_one_part))
-      local_part_done(now, op);
+  if (report.kind == Report::Kind::parts_ended) {
+    if (op->state == OpState::ending) conclude(op);
+  } else if (report.kind == Report::Kind::parts_finished) {
+    if (!op->parts_finished()) why = "a value of more contributors than there are";
+    else if (op->state == OpState::running && op->local_part_finished()) local_part_done(now, op);
   } else {
     on_frame(now, op, report, why);
   }
-  if (!why.empty()) channels_.at(report.part->channel).violation(report.from, std::move(why));
+  if (why.empty()) return;
+  channels_.command(report.part->channel,
+                    {.kind = ChannelCommand::Kind::violation, .from = report.from, .text = std::move(why)});
 }
 
 bool OpTable::on_frame(Ns now, const OpPtr& op, const Report& report, std::string& why) {
@@ -336,11 +340,6 @@ bool OpTable::on_evidence(Ns now, const std::byte* body, std::size_t bytes, std:
 void OpTable::local_part_done(Ns now, const OpPtr& op) {
   op->local = now;
   if (!op->small) op->state = OpState::done;
-  const std::uint64_t out_bytes = op->sent_to_next();
-  if (out_bytes >= min_timed_bytes && op->absent_count() == 0 && epoch_.spec().hosts < 2) {
-    const double seconds = static_cast<double>(std::max<Ns>(now - op->started, 1)) / 1e9;
-    best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
-  }
   op->dones[epoch_.rank()] = true;
   if (epoch_.spec().direct && channels_.are_meshed()) op->links[epoch_.rank()] |= has_mesh;
   if (channels_.at(0).is_in_memory()) op->links[epoch_.rank()] |= in_memory;
@@ -426,8 +425,19 @@ void OpTable::check_evidence(const OpPtr& op) {
   if (op->small ? op->payloads_fit() : op->state == OpState::done) commit(op);
 }
 
+// What the channels have of it is theirs until each of them has ended its part. Channel 0 does that at once.
 void OpTable::commit(const OpPtr& op) {
-  end_parts(*op, true);
+  op->state = OpState::ending;
+  op->parts_to_end = static_cast<std::uint32_t>(op->parts.size());
+  for (auto part = op->parts.rbegin(); part != op->parts.rend(); ++part) {
+    if (planted_.end_forgotten && (*part)->channel > 0 && part == op->parts.rbegin()) continue;
+    channels_.command((*part)->channel, {ChannelCommand::Kind::end, *part});
+  }
+  if (op->parts_to_end == 0) conclude(op);
+}
+
+void OpTable::conclude(const OpPtr& op) {
+  note_rate(*op);
   if (op->small) op->fold();
   op->deliver();
   TagState& tag = tag_state(op->spec.tag);
@@ -444,6 +454,14 @@ void OpTable::commit(const OpPtr& op) {
   }
   std::sort(op->result.contributors.begin(), op->result.contributors.end());
   finish(op, OpStatus::ok, {});
+}
+
+// How fast the link to the next peer is, at least, as far as the op shows.
+void OpTable::note_rate(const Op& op) {
+  const std::uint64_t out_bytes = op.sent_to_next();
+  if (out_bytes < min_timed_bytes || op.absent_count() > 0 || epoch_.spec().hosts > 1) return;
+  const double seconds = static_cast<double>(std::max<Ns>(op.local - op.started, 1)) / 1e9;
+  best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
 }
 
 // The channels have let go of its memory.
@@ -516,14 +534,8 @@ void OpTable::record(const Op& op) {
 }
 
 // No channel reads or writes the caller's memory after this.
-void OpTable::end_parts(const Op& op, bool committed) {
-  for (const PartPtr& part : op.parts) {
-    channels_.at(part->channel).end(part, committed);
-  }
-}
-
 void OpTable::undo(const OpPtr& op) {
-  end_parts(*op, false);
+  for (const PartPtr& part : op->parts) channels_.at(part->channel).end(part, false);
   if (!planted_.no_restore) op->restore();
 }
 
@@ -655,7 +667,7 @@ void OpTable::announce(Ns now, Bytes& heartbeat) const {
     put(heartbeat, op->sequence);
     put(heartbeat, static_cast<std::uint32_t>((now - op->started) / millisecond));
     put(heartbeat, op->fingerprint);
-    put(heartbeat, static_cast<std::uint8_t>(op->state == OpState::done || op->small));
+    put(heartbeat, static_cast<std::uint8_t>(op->state != OpState::running || op->small));
   }
 }
 

@@ -45,6 +45,7 @@ Engine::Engine(EngineSettings settings)
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lanes_(core_.channel(0), epoll_) {
   if (epoll_ < 0 || wake_ < 0) throw std::runtime_error("no descriptors for an engine: " + error_text(errno));
+  core_.set_channel_driver(this);
   epoll_event event{EPOLLIN, {.u64 = wake_key}};
   ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
   thread_ = std::thread([this] { service(); });
@@ -67,6 +68,7 @@ void Engine::shutdown() {
     if (stopping_) return;
     stopping_ = true;
     const Standstill still(*this);
+    route(still);
     core_.ops().fail_all(OpStatus::failed, {});
     events_ready_.notify_all();
     ops_ready_.notify_all();
@@ -130,9 +132,12 @@ bool Engine::start_guardian(const std::string& program, int master, const std::s
 Engine::Standstill::Standstill(Engine& engine) : engine_(engine), workers_(engine.workers_.size()) {
   for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->stop();
   for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->wait_until_stopped();
+  for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->execute_commands();
+  engine_.is_still_ = true;
 }
 
 Engine::Standstill::~Standstill() {
+  engine_.is_still_ = false;
   for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->go_on(engine_.is_crowded());
 }
 
@@ -147,16 +152,18 @@ std::unique_lock<std::mutex> Engine::take_mutex() {
 
 // What workers have reported comes before the command. That a link is lost is about the lanes that it had: after a
 // command that adds lanes, it would close those.
-Engine::Turn::Turn(Engine& engine) : engine_(engine), lock_(engine.take_mutex()) {
-  still_.emplace(engine_);
-  engine_.core_.route(monotonic_now());
+Engine::Turn::Turn(Engine& engine, During during) : engine_(engine), lock_(engine.take_mutex()) {
+  if (during == During::standstill) engine_.route(still_.emplace(engine_));
+  else engine_.take_reports();
 }
 
 Engine::Turn::~Turn() {
   const Ns now = monotonic_now();
-  engine_.look_at_hints(now, *still_);
-  engine_.settle_sockets(*still_);
-  still_.reset();
+  if (still_) {
+    engine_.look_at_hints(now, *still_);
+    engine_.settle_sockets(*still_);
+    still_.reset();
+  }
   engine_.flush_dirty(now);
   engine_.settle_if_wanted();
   engine_.notify_waiters();
@@ -165,6 +172,32 @@ Engine::Turn::~Turn() {
   const bool nudge = engine_.in_epoll_.load() > 0 && (engine_.driving_.load() || engine_.has_unsent());
   lock_.unlock();
   if (nudge) engine_.wake();  // a thread in epoll_wait does not know what was just decided or queued
+}
+
+// Workers and ops: the mutex is held.
+
+bool Engine::post(std::uint32_t channel, ChannelCommand& command) {
+  if (is_still_ || channel > workers_.size()) return false;
+  workers_[channel - 1]->post(std::move(command));
+  return true;
+}
+
+// What is decided here is stamped here: what was read came after this turn's time was taken.
+bool Engine::take_reports() {
+  const std::vector<Report> reports = reports_.take();
+  if (!reports.empty()) core_.on_reports(monotonic_now(), reports);
+  return !reports.empty();
+}
+
+void Engine::route(const Standstill&) {
+  take_reports();
+  core_.route(monotonic_now());
+}
+
+// Before a driver sleeps or ends: from now on a worker with a report takes the mutex. False: there is one already.
+bool Engine::is_resting() {
+  attended_.store(false);
+  return !reports_.has_items();
 }
 
 // A thread that was notified of an event or of its op's end gets the mutex, too. A moment is enough, or it is busy
@@ -246,12 +279,13 @@ void Engine::poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   if (timeout_ms == 0) {
     count = ::epoll_wait(epoll_, events, 64, 0);
   } else {
-    if (!arm()) timeout_ms = 0;
+    const bool sleeps = arm() && is_resting();
     in_epoll_.fetch_add(1);
     lock.unlock();
-    count = ::epoll_wait(epoll_, events, 64, timeout_ms);
+    count = ::epoll_wait(epoll_, events, 64, sleeps ? timeout_ms : 0);
     lock.lock();
     in_epoll_.fetch_sub(1);
+    attended_.store(true);
     lanes_.disarm();
   }
   on_events(events, count, monotonic_now());
@@ -320,8 +354,10 @@ void Engine::tick(Ns now) {
     ::close(fd);
     greeters_.erase(fd);
   }
-  Standstill still(*this);
+  std::optional<Standstill> still;
+  if (core_.is_tick_wide(now)) still.emplace(*this);
   core_.tick(now);
+  still.reset();
   std::vector<ConnId> late;
   for (auto& [conn, socket] : sockets_) {
     if (socket.connecting && now >= socket.deadline) late.push_back(conn);
@@ -330,26 +366,19 @@ void Engine::tick(Ns now) {
     core_.lost(now, conn, "no answer to the connection attempt");
     close_socket(conn);
   }
-  settle_sockets(still);
+  settle_if_wanted();
   flush_dirty(now);
 }
 
 std::uint64_t Engine::submit(OpSpec spec) {
-  Turn turn(*this);
+  Turn turn(*this, During::work);
   return core_.submit(monotonic_now(), std::move(spec));
 }
 
 std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   const FloatEnvironment arithmetic;
   const std::unique_lock lock = take_mutex();
-  const Ns now = monotonic_now();
-  std::uint64_t id = 0;
-  if (core_.ops().is_for_first_channel(spec)) {
-    id = core_.submit_to_first(now, std::move(spec));
-  } else {
-    const Standstill still(*this);
-    id = core_.submit(now, std::move(spec));
-  }
+  const std::uint64_t id = core_.submit(monotonic_now(), std::move(spec));
   if (driving_.load() && in_epoll_.load() > 0) wake();  // another thread drives, and sleeps
   return id;
 }
@@ -402,6 +431,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
 
 Engine::Driving::~Driving() {
   engine_.driving_.store(false);
+  if (!engine_.is_resting()) engine_.settle_if_wanted();
   engine_.last_drive_ = monotonic_now();
   if (engine_.in_epoll_.load() > 0 && !engine_.lanes_.arm()) engine_.wake();  // what woke this call will not wake it
   engine_.notify_waiters();
@@ -417,6 +447,7 @@ void Engine::service() {
     const Ns now = monotonic_now();
     const bool just_called = now - last_drive_ < parked_after_call && !core_.ops().any_in_flight();
     if (driving_.load() || (just_called && !wanted_)) {
+      if (!driving_.load() && !is_resting()) settle_if_wanted();
       if (now - last_tick_ >= driver_is_late) poll_all(lock, 0);
       service_wanted_.wait_for(lock, std::chrono::nanoseconds(driving_.load() ? parked_for : parked_after_call));
       continue;
@@ -424,6 +455,7 @@ void Engine::service() {
     wanted_ = false;
     // Ops that nobody's call drives: like a call, it looks for a while before it sleeps.
     if (now - idle_since < settings_.spin && core_.ops().any_in_flight() && !core_.epoch().spec().multipath) {
+      attended_.store(true);
       look_at_lanes(now);
       if (poll_hot(now)) idle_since = now;
       else wait_a_moment(lock, now - idle_since);
@@ -433,7 +465,7 @@ void Engine::service() {
       continue;
     }
     epoll_event events[64];
-    const int timeout = arm() ? poll_timeout_ms() : 0;
+    const int timeout = arm() && is_resting() ? poll_timeout_ms() : 0;
     in_epoll_.fetch_add(1);
     lock.unlock();
     const int count = ::epoll_wait(epoll_, events, 64, timeout);

@@ -261,14 +261,17 @@ void Engine::close_socket(ConnId conn) {
 }
 
 // What a worker's channel has reported, from its thread: a turn begins with it.
-void Engine::settle_channels() { const Turn turn(*this); }
+void Engine::settle_channels(bool concerns_others) {
+  if (!concerns_others && attended_.load()) return;
+  const Turn turn(*this, concerns_others ? During::standstill : During::work);
+}
 
-// What is decided here is stamped here: what was read came after this turn's time was taken.
 void Engine::settle_if_wanted() {
+  take_reports();
   if (lanes_.channel().wants_core() && !lanes_.channel().concerns_others()) core_.route_first(monotonic_now());
   if (!lanes_.channel().wants_core() && !core_.wants_settling()) return;
   Standstill still(*this);
-  core_.route(monotonic_now());
+  route(still);
   settle_sockets(still);
 }
 
@@ -313,7 +316,8 @@ Worker& Engine::worker_of(std::uint32_t channel, Standstill& still) {
   while (workers_.size() < channel) {
     if (stopping_) throw std::runtime_error("the engine is shut down");
     const auto number = static_cast<std::uint32_t>(workers_.size() + 1);
-    workers_.push_back(std::make_unique<Worker>(core_.channel(number), settings_.spin, [this] { settle_channels(); }));
+    workers_.push_back(std::make_unique<Worker>(core_.channel(number), settings_.spin, reports_,
+                                                [this](bool concerns_others) { settle_channels(concerns_others); }));
     still.workers_ = workers_.size();
   }
   return *workers_[channel - 1];

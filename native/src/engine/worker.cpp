@@ -36,11 +36,12 @@ void lock_soon(std::mutex& mutex) {
   mutex.lock();
 }
 
-Worker::Worker(Channel& channel, Ns spin, std::function<void()> settle)
+Worker::Worker(Channel& channel, Ns spin, Mailbox<Report>& reports, std::function<void(bool)> settle)
     : epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       lanes_(channel, epoll_),
       spin_(spin),
+      reports_(reports),
       settle_(std::move(settle)) {
   epoll_event event{EPOLLIN, {.u64 = wake_key}};
   mutex_.lock();
@@ -62,6 +63,31 @@ Worker::~Worker() {
   shutdown();
   if (forked_) return;
   for (const int fd : {wake_, epoll_}) ::close(fd);
+}
+
+// Whoever is awake looks at its commands before it sleeps. A sleeper is not woken for what takes a moment; the segments
+// that came early are for its own thread.
+void Worker::post(ChannelCommand command) {
+  const bool is_replay = command.kind == ChannelCommand::Kind::replay;
+  const PartPtr part = command.part;
+  commands_.post(std::move(command));
+  if (!mutex_.try_lock()) return;
+  bool has_work = false;
+  if (is_asleep_ && !is_called_) {
+    is_called_ = has_work = is_replay && lanes_.channel().has_early(*part);
+    if (!is_called_) {
+      execute_commands();
+      has_work = lanes_.has_unsent() || lanes_.channel().concerns_others();
+    }
+  }
+  mutex_.unlock();
+  if (has_work) wake();
+}
+
+bool Worker::execute_commands() {
+  const std::vector<ChannelCommand> commands = commands_.take();
+  for (const ChannelCommand& command : commands) lanes_.channel().execute(command);
+  return !commands.empty();
 }
 
 void Worker::take_lock() {
@@ -128,13 +154,10 @@ void Worker::work() {
   Ns idle_since = monotonic_now();
   while (!is_stopping_) {
     const Ns now = monotonic_now();
-    const bool progressed = lanes_.poll(now, stops_wanted_);
+    bool progressed = execute_commands();
+    progressed |= lanes_.poll(now, stops_wanted_);
     lanes_.look(now);
-    if (lanes_.channel().wants_core()) {
-      lock.unlock();
-      settle_();
-      lock.lock();
-    }
+    if (lanes_.channel().wants_core()) report(lock);
     if (progressed) {
       idle_since = now;
     } else if (now - idle_since >= spin_) {
@@ -150,6 +173,17 @@ void Worker::work() {
   }
 }
 
+// Reports go from one place to the other under the lock: a standstill finds them here or there.
+void Worker::report(std::unique_lock<std::mutex>& lock) {
+  const bool concerns_others = lanes_.channel().concerns_others();
+  if (!concerns_others) {
+    for (Report& each : lanes_.channel().take_reports()) reports_.post(std::move(each));
+  }
+  lock.unlock();
+  settle_(concerns_others);
+  lock.lock();
+}
+
 // True: something is ready.
 bool Worker::sleep(std::unique_lock<std::mutex>& lock) {
   if (!lanes_.arm()) {
@@ -160,9 +194,9 @@ bool Worker::sleep(std::unique_lock<std::mutex>& lock) {
   is_asleep_ = true;
   lock.unlock();
   epoll_event events[16];
-  const int count = ::epoll_wait(epoll_, events, 16, timeout);
+  const int count = ::epoll_wait(epoll_, events, 16, commands_.has_items() ? 0 : timeout);
   lock.lock();
-  is_asleep_ = false;
+  is_asleep_ = is_called_ = false;
   lanes_.disarm();
   const Ns now = monotonic_now();
   for (int i = 0; i < count; ++i) {
@@ -173,7 +207,7 @@ bool Worker::sleep(std::unique_lock<std::mutex>& lock) {
       lanes_.on_ready(static_cast<ConnId>(events[i].data.u64), events[i].events, now);
     }
   }
-  return count > 0;
+  return count > 0 || commands_.has_items();
 }
 
 }  // namespace ringfold

@@ -106,7 +106,6 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   rank_ = cut.rank;
   size_ = cut.size;
   small = placed.small;
-  is_in_first_channel = placed.is_in_first();
   state = OpState::running;
   mismatch_reported = timeout_reported = false;
   local = first_done = last_done = 0;
@@ -121,7 +120,8 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
   absent_count_ = 0;
   final_count_.reset();
   parts.clear();
-  unfinished_parts_ = 0;
+  parts_to_finish = 0;
+  is_received_ = true;
   if (spec.blocks) spec.blocks->restart();
   if (small) {
     payloads.resize(size_);
@@ -149,9 +149,9 @@ void Op::start(const Cut& cut, std::uint32_t number, BackupPool& pool) {
     if (parts.empty() && channel > 0) parts.push_back(std::make_shared<OpPart>(*this, 0, no_plan()));
     parts.push_back(std::make_shared<OpPart>(*this, channel, std::move(plan)));
   }
-  unfinished_parts_ = static_cast<std::size_t>(
+  parts_to_finish = static_cast<std::uint32_t>(
       std::count_if(parts.begin(), parts.end(), [](const PartPtr& part) { return !part->is_finished(); }));
-  parts_to_finish = static_cast<std::uint32_t>(unfinished_parts_);
+  is_received_ = parts_to_finish == 0;
 }
 
 Plan Op::no_plan() const {
@@ -172,12 +172,15 @@ FrameHeader Op::header(LaneFrame kind) const {
   return header;
 }
 
-bool Op::part_finished(const OpPart& part) {
-  --unfinished_parts_;
-  if (!reduces() || !part.final_count()) return true;
-  const std::uint32_t count = *part.final_count();
-  if (final_count_ ? count != *final_count_ : count + absent_count_ > size_) return false;
-  final_count_ = count;
+bool Op::parts_finished() {
+  is_received_ = true;
+  if (!reduces()) return true;
+  for (const PartPtr& part : parts) {
+    const auto count = part->final_count();
+    if (!count) continue;
+    if (final_count_ ? *count != *final_count_ : *count + absent_count_ > size_) return false;
+    final_count_ = count;
+  }
   return true;
 }
 

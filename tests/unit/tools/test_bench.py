@@ -211,11 +211,11 @@ def test_rounds_are_long_enough_and_end(op_ns: int, size: int, iterations: int) 
     assert allreduce.iterations_for([op_ns] * 3, size, plan) == iterations
 
 
-ORDER = {"dtype": "f32", "size_bytes": 4000, "warm_up": 1, "iterations": 5, "digest": True}
+ORDER = {"dtype": "f32", "size_bytes": 4000, "warm_up": 1, "iterations": 5, "digest": True, "tags": 1}
 
 
 def test_a_round_times_every_op() -> None:
-    reply = workers.round_of(lambda buffer: lambda: None, 1, 0, ORDER)
+    reply = workers.round_of(lambda buffer, tags: lambda: None, 1, 0, ORDER)
     assert reply["verified"]
     assert len(reply["durations_ns"]) == 5
     assert sum(reply["durations_ns"]) == reply["block_ns"]
@@ -226,8 +226,8 @@ def test_a_round_notices_a_wrong_sum_at_one_place() -> None:
         buffer *= 3
         buffer[700] = 0
 
-    assert workers.round_of(lambda buffer: lambda: buffer.__imul__(3), 2, 0, ORDER)["verified"]
-    assert not workers.round_of(lambda buffer: lambda: wrong(buffer), 2, 0, ORDER)["verified"]
+    assert workers.round_of(lambda buffer, tags: lambda: buffer.__imul__(3), 2, 0, ORDER)["verified"]
+    assert not workers.round_of(lambda buffer, tags: lambda: wrong(buffer), 2, 0, ORDER)["verified"]
 
 
 def test_different_bits_have_different_digests() -> None:

@@ -58,6 +58,7 @@ COLUMNS = (
     Column("gloo/ours", "gloo_over_ringfold", times),
     Column("mpi/ours", "mpi_over_ringfold", times),
     Column("mpi-shm/ours", "mpi_shm_over_ringfold", times),
+    Column("async/one", "async_over_one", times),
     Column("right", "verified", lambda value: "yes" if value else "NO"),
 )
 CPU_COLUMNS = (
@@ -81,6 +82,7 @@ class AllReducePlan(msgspec.Struct, frozen=True):
     rounds: int
     threads: list[str] = msgspec.field(default_factory=lambda: ["auto"])
     transports: list[str] = msgspec.field(default_factory=lambda: ["tcp"])
+    tags: int = 1
 
 
 def command(
@@ -96,6 +98,9 @@ def command(
     transport: Annotated[
         str, typer.Option(help="What carries Ringfold's lanes, comma-separated: tcp, shm (shared memory).")
     ] = "tcp",
+    tags: Annotated[
+        int, typer.Option(help="Also cut each buffer into so many async ops in flight, and compare their speed.", min=1)
+    ] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time per op over size into FILE.svg or .png (needs the extra `report`).")
     ] = None,
@@ -112,6 +117,7 @@ def command(
         rounds=rounds,
         threads=threads.split(","),
         transports=transport.split(","),
+        tags=tags,
     )
     check_plan(plan)
     if plot is not None:
@@ -227,8 +233,13 @@ def measure(
     durations: dict[str, list[int]] = {library: [] for library in teams}
     blocks: dict[str, list[float]] = {library: [] for library in teams}
     cpu: dict[str, list[float]] = {library: [] for library in teams}
+    together: list[int] = []
     verified, identical = True, {library: True for library in teams}
     for number in range(plan.rounds):
+        if plan.tags > 1:
+            outcome = play(cluster, "ringfold", world, size, plan, iterations["ringfold"], tags=plan.tags)
+            together += outcome["durations_ns"]
+            verified = verified and outcome["verified"]
         for library in teams:
             outcome = play(cluster, library, world, size, plan, iterations[library], digest=number == 0)
             durations[library] += outcome["durations_ns"]
@@ -245,6 +256,9 @@ def measure(
         row[f"{key}_cpu_us"] = sum(cpu[library]) / len(cpu[library]) / 1_000
         row[f"{key}_cpu_s_per_gb"] = sum(cpu[library]) / len(cpu[library]) / size
         row[f"{key}_bit_identical"] = identical[library]
+    if plan.tags > 1:
+        row.update(spread(together, "async_"))
+        row["async_over_one"] = ratio(row, "ringfold", "median_us", over="async")
     for library in teams[1:]:
         key = key_of(library)
         row[f"{key}_over_ringfold"] = ratio(row, key, "median_us")
@@ -263,9 +277,17 @@ def play(
     iterations: int,
     *,
     digest: bool = False,
+    tags: int = 1,
 ) -> Message:
     """One round of one team, joined into one message: rank 0's op times, the mean block, and the verdicts of all."""
-    order = {"do": "round", "size_bytes": size, "dtype": plan.dtype, "iterations": iterations, "digest": digest}
+    order = {
+        "do": "round",
+        "size_bytes": size,
+        "dtype": plan.dtype,
+        "iterations": iterations,
+        "digest": digest,
+        "tags": tags,
+    }
     order["warm_up"] = 1 if size >= LARGE_BYTES else 10
     names = team(library, world)
     cluster.send(names, order)
@@ -287,8 +309,8 @@ def iterations_for(trial_ns: Sequence[int], size: int, plan: AllReducePlan) -> i
     return max(fewest, min(wanted, MAX_ITERATIONS))
 
 
-def ratio(row: Row, library: str, figure: str) -> float:
-    other, own = row[f"{library}_{figure}"], row[f"ringfold_{figure}"]
+def ratio(row: Row, library: str, figure: str, *, over: str = "ringfold") -> float:
+    other, own = row[f"{library}_{figure}"], row[f"{over}_{figure}"]
     if not (isinstance(other, float) and isinstance(own, float)):
         raise ProcessFailed(library, "no figures to compare")
     return other / own

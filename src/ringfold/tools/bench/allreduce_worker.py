@@ -22,8 +22,11 @@ from ringfold.tools.cluster import Channel, ChannelClosed, Message, die_with_par
 
 Array = npt.NDArray[Any]
 AllReduce = Callable[[], object]
-Bind = Callable[[Array], AllReduce]
-"""Makes the all-reduce of one buffer; what a library can prepare for a buffer is not in the time of its ops."""
+Bind = Callable[[Array, int], AllReduce]
+"""Makes the all-reduce of one buffer; what a library can prepare for a buffer is not in the time of its ops.
+
+With more than one tag the buffer is cut into that many, each an op of its own, and all of them are in flight at once.
+"""
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
 PATTERN = 251
@@ -54,7 +57,19 @@ def connect_ringfold(world: int, rank: int, where: str) -> Bind:
     run = rf.join(where)
     while run.group_size < world:
         run.update_topology(min_world=world)
-    return lambda buffer: lambda: run.all_reduce(buffer, op="sum")
+
+    def bind(buffer: Array, tags: int) -> AllReduce:
+        if tags == 1:
+            return lambda: run.all_reduce(buffer, op="sum")
+        pieces = np.array_split(buffer, tags)
+
+        def all_at_once() -> None:
+            for handle in [run.all_reduce_async(piece, op="sum", tag=tag) for tag, piece in enumerate(pieces)]:
+                handle.wait()
+
+        return all_at_once
+
+    return bind
 
 
 def connect_gloo(world: int, rank: int, where: str) -> Bind:
@@ -63,7 +78,7 @@ def connect_gloo(world: int, rank: int, where: str) -> Bind:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{where}", world_size=world, rank=rank)
 
-    def bind(buffer: Array) -> AllReduce:
+    def bind(buffer: Array, tags: int) -> AllReduce:
         tensor = torch.from_numpy(buffer)  # shares the buffer's memory
         return lambda: distributed.all_reduce(tensor)
 
@@ -75,14 +90,14 @@ def connect_mpi(world: int, rank: int, where: str) -> Bind:
     comm = mpi.COMM_WORLD
     assert (comm.Get_size(), comm.Get_rank()) == (world, rank)
     in_place, total = mpi.IN_PLACE, mpi.SUM
-    return lambda buffer: lambda: comm.Allreduce(in_place, buffer, op=total)
+    return lambda buffer, tags: lambda: comm.Allreduce(in_place, buffer, op=total)
 
 
 def round_of(bind: Bind, world: int, rank: int, order: Message) -> Message:
     """One round at one size: verified, warmed up, timed op by op, verified again."""
     dtype = DTYPES[order["dtype"]]
     buffer = np.empty(order["size_bytes"] // np.dtype(dtype).itemsize, dtype)
-    all_reduce = bind(buffer)
+    all_reduce = bind(buffer, order["tags"])
     verified = verified_op(all_reduce, buffer, world, rank)
     buffer.fill(0)
     for _ in range(order["warm_up"]):
