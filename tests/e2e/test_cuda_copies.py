@@ -21,7 +21,10 @@ def gather(me: ProgramContext) -> Any:  # noqa: ANN401 - a communicator
 def fake(me: ProgramContext) -> Any:  # noqa: ANN401 - a module
     import fake_cuda
 
+    from ringfold.peer import cuda_copies
+
     fake_cuda.install()
+    cuda_copies.MIN_BLOCK = 512 << 10  # more of them than an op of this size has
     fake_cuda.slowness_s = me.options.get("slowness_s", 0.0)
     fake_cuda.has_memory = me.options.get("has_memory", True)
     return fake_cuda

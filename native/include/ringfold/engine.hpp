@@ -200,6 +200,7 @@ class Engine : private ChannelDriver {
   void look_at_hints(Ns now, const Standstill& still);
   int poll_timeout_ms() const;
   Ns spin_for(const Op& op) const;
+  Ns burst_left(Ns now) const;
   void notify_waiters();
   void yield_mutex(std::unique_lock<std::mutex>& lock);
   bool has_unsent() const;
@@ -228,6 +229,7 @@ class Engine : private ChannelDriver {
   int op_waiters_ = 0, event_waiters_ = 0;
   std::uint64_t reported_finished_ = 0;
   Ns last_drive_ = 0, last_tick_ = 0, last_hint_look_ = 0, listener_paused_until_ = 0;
+  Ns burst_began_ = 0, last_of_burst_ = 0;  // submissions of ops that are cut among channels
   std::optional<Standstill> for_fork_;
   std::thread thread_;
 };

@@ -28,6 +28,8 @@ constexpr Ns hint_look_every = millisecond / 2;  // where workers have to stop f
 constexpr Ns parked_for = 10 * millisecond;      // how often a parked service thread looks whether it is needed
 constexpr Ns parked_after_call = 2 * millisecond;
 constexpr Ns longest_spin_on_paths = 20'000;
+constexpr Ns within_burst = 50'000;    // between two submissions
+constexpr Ns longest_burst = 300'000;  // for which channel 0 is left alone
 
 std::uint32_t usable_cores() {
   cpu_set_t set;
@@ -164,7 +166,7 @@ Engine::Turn::~Turn() {
     engine_.settle_sockets(*still_);
     still_.reset();
   }
-  engine_.flush_dirty(now);
+  if (engine_.burst_left(now) == 0) engine_.flush_dirty(now);
   engine_.settle_if_wanted();
   engine_.notify_waiters();
   engine_.wanted_ = true;
@@ -372,7 +374,20 @@ void Engine::tick(Ns now) {
 
 std::uint64_t Engine::submit(OpSpec spec) {
   Turn turn(*this, During::work);
-  return core_.submit(monotonic_now(), std::move(spec));
+  const Ns now = monotonic_now();
+  const std::uint64_t id = core_.submit(now, std::move(spec));
+  if (const OpPtr op = core_.find(id); op != nullptr && op->parts.size() > 1) {
+    if (now - last_of_burst_ >= within_burst) burst_began_ = now;
+    last_of_burst_ = now;
+  }
+  return id;
+}
+
+// Ops that are cut among channels come several at a time. Whoever moves segments of channel 0 has the mutex for some
+// tenths of a millisecond, and the next one would wait for it. So the service thread begins when no more come: the
+// other channels work meanwhile.
+Ns Engine::burst_left(Ns now) const {
+  return std::max<Ns>(0, std::min(last_of_burst_ + within_burst, burst_began_ + longest_burst) - now);
 }
 
 std::uint64_t Engine::submit_to_drive(OpSpec spec) {
@@ -446,10 +461,12 @@ void Engine::service() {
   for (int round = 0; !stopping_; ++round) {
     const Ns now = monotonic_now();
     const bool just_called = now - last_drive_ < parked_after_call && !core_.ops().any_in_flight();
-    if (driving_.load() || (just_called && !wanted_)) {
+    const Ns burst = burst_left(now);
+    if (driving_.load() || (just_called && !wanted_) || burst > 0) {
       if (!driving_.load() && !is_resting()) settle_if_wanted();
       if (now - last_tick_ >= driver_is_late) poll_all(lock, 0);
-      service_wanted_.wait_for(lock, std::chrono::nanoseconds(driving_.load() ? parked_for : parked_after_call));
+      const Ns parked = driving_.load() ? parked_for : burst > 0 ? burst : parked_after_call;
+      service_wanted_.wait_for(lock, std::chrono::nanoseconds(parked));
       continue;
     }
     wanted_ = false;
@@ -474,6 +491,7 @@ void Engine::service() {
     if (driving_.load() || stopping_) continue;
     lanes_.disarm();
     idle_since = monotonic_now();
+    if (burst_left(idle_since) > 0) continue;  // the same events come again
     on_events(events, count, idle_since);
     yield_mutex(lock);
   }

@@ -16,6 +16,7 @@ namespace {
 
 constexpr Ns look_every = 500'000;  // at the lanes of shared links, while they have bytes in flight
 constexpr Ns ack_check_every = 100'000'000;
+constexpr std::size_t read_bytes = 256 * 1024;  // then who waits for the channel gets a turn: about 50 us
 // In the kernel, of each lane of a link with several lanes: what it has taken cannot be given to another one any more.
 constexpr int path_unsent_bytes = 16 * 1024;
 
@@ -97,7 +98,7 @@ bool LaneSockets::read(Socket& socket) {
     watch_socket(epoll_, socket);
     return false;
   }
-  const ssize_t n = ::recv(socket.fd, space.data(), space.size(), MSG_DONTWAIT);
+  const ssize_t n = ::recv(socket.fd, space.data(), std::min(space.size(), read_bytes), MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   // Stamped after it was read: `now` is from before this thread may have slept, and no payload comes before it leaves.
   if (n > 0) channel_.received(monotonic_now(), socket.conn, static_cast<std::size_t>(n));
@@ -174,9 +175,11 @@ bool LaneSockets::poll(Ns now, const std::atomic<int>& stops) {
     const bool is_near = socket.pipe && !socket.direct;  // it costs nothing to look
     if (socket.reading && (is_near || all || channel_.expects(socket.conn))) progressed |= read(socket);
     if (!socket.blocked || !channel_.has(socket.conn)) continue;
+    if (stops.load(std::memory_order_relaxed) > 0) return true;
     socket.blocked = false;
     progressed |= flush(socket, now);
   }
+  if (stops.load(std::memory_order_relaxed) > 0) return true;
   return flush_dirty(now) || progressed;
 }
 

@@ -35,7 +35,7 @@ from ringfold.runtime import threads
 
 MIN_PIPELINED = 8 << 20
 """Bytes of an op. The copies of a smaller one take less time than it takes to cut them."""
-MIN_BLOCK = 512 << 10
+MIN_BLOCK = 2 << 20
 BLOCKS = 32
 """Of a large op there are so many, longer ones: each costs a few microseconds."""
 PARTS = 4
