@@ -5,6 +5,7 @@
 // so this test is worth most under the thread sanitizer.
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <memory>
 #include <vector>
 
@@ -186,6 +187,38 @@ void shutdown_ends_whatever_is_in_progress(std::uint32_t channels, bool memory =
     callers.join();
     ring.engine(0).wake();
     CHECK(ring.engine(0).run(~std::uint64_t{0}, second));  // there is no such op: nothing to wait for
+  }
+}
+
+// A thread that stops a worker carries out what it had to do, and applies segments that came before the call.
+TEST(a_thread_that_rounds_otherwise_and_looks_at_an_engine_changes_no_result) {
+  Ring ring({.size = 2, .channels = 2, .segment = 32'768, .spin = 0});
+  constexpr int calls = 500;
+  std::atomic<int> begun{0}, submitted{0};
+  Threads watchers;
+  watchers.start([&] {
+    std::fesetround(FE_UPWARD);
+    for (int call = 0; call < calls; ++call) {
+      CHECK(eventually([&] { return begun.load() > call; }));
+      while (submitted.load() <= call) ring.engine(1).look([](Core&) {});
+      ring.engine(1).look([](Core&) {});
+    }
+  });
+  const auto received = [&] { return ring.engine(1).look([](Core& core) { return core.channel(1).stats(); }); };
+  for (int call = 0; call < calls; ++call) {
+    std::vector<float> one(40'000, 1.0f), little(one.size(), 0x1p-25f);  // their sum is nearest to 1
+    const std::uint64_t before = received().received_bytes;
+    const std::uint64_t first = ring.engine(0).submit(all_reduce(one, 0));
+    CHECK(eventually([&] { return received().received_bytes > before + 32'768; }));
+    begun.fetch_add(1);
+    const std::uint64_t second = ring.engine(1).submit(all_reduce(little, 0));
+    submitted.fetch_add(1);
+    CHECK(ended(ring.engine(0), first) && ended(ring.engine(1), second));
+    CHECK(status_of(ring.engine(0), first) == OpStatus::ok && status_of(ring.engine(1), second) == OpStatus::ok);
+    const auto is_one = [](float each) { return each == 1.0f; };
+    const bool are_right =
+        std::all_of(one.begin(), one.end(), is_one) && std::all_of(little.begin(), little.end(), is_one);
+    CHECK(are_right);
   }
 }
 

@@ -14,8 +14,8 @@
 // sockets and ticks at least every `tick_every`. A driver that gets no core, or not the mutex, is late with that; then
 // the parked thread does it. Python is never entered from here, and the GIL is never taken under the mutex.
 //
-// The driving thread computes, and all peers must compute the same bits: every thread does so under a FloatEnvironment,
-// whatever the program or another library has set in it.
+// The driving thread computes, and so does one that makes workers stand still. All peers must compute the same bits:
+// every thread does so under a FloatEnvironment, whatever the program or another library has set in it.
 #pragma once
 
 #include <sys/epoll.h>

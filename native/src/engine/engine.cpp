@@ -66,6 +66,7 @@ Engine::~Engine() {
 // in epoll_wait or to wake a thread would otherwise do it to whatever file has got the number meanwhile.
 void Engine::shutdown() {
   {
+    const FloatEnvironment arithmetic;  // what has been reported may commit an op
     std::unique_lock lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
@@ -131,7 +132,9 @@ bool Engine::start_guardian(const std::string& program, int master, const std::s
 
 // Standing still.
 
+// Whoever looks at the engine, or forks, carries out what the workers had to do: it may be arithmetic.
 Engine::Standstill::Standstill(Engine& engine) : engine_(engine), workers_(engine.workers_.size()) {
+  const FloatEnvironment arithmetic;
   for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->stop();
   for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->wait_until_stopped();
   for (std::size_t i = 0; i < workers_; ++i) engine_.workers_[i]->execute_commands();
