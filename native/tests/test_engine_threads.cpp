@@ -222,6 +222,69 @@ TEST(a_thread_that_rounds_otherwise_and_looks_at_an_engine_changes_no_result) {
   }
 }
 
+// An op begins while its workers are asleep, without anything that they could send: nobody but they themselves will
+// look whether its memory is filled.
+TEST(workers_that_sleep_when_an_op_begins_notice_that_its_blocks_are_filled) {
+  Ring ring({.size = 2, .channels = 3, .segment = 1 << 20, .spin = 0});
+  for (int call = 0; call < 10; ++call) {
+    std::vector<std::vector<float>> values(2, std::vector<float>(300'000, 1.0f));
+    std::vector<std::uint64_t> ops;
+    std::vector<BlocksPtr> blocks;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      const std::size_t bytes = values[rank].size() * sizeof(float);
+      OpSpec spec = all_reduce(values[rank], 0);
+      spec.blocks = blocks.emplace_back(std::make_shared<Blocks>(std::vector<std::size_t>{bytes / 2, bytes}));
+      ops.push_back(ring.engine(rank).submit_to_drive(std::move(spec)));
+    }
+    for (const BlocksPtr& each : blocks) {
+      each->fill(0);
+      each->fill(1);
+    }
+    std::atomic<bool> all_ended{true};
+    Threads callers;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      callers.start([&, rank] {
+        Engine& engine = ring.engine(rank);
+        if (!eventually([&] { return engine.run(ops[rank], second / 10); })) all_ended.store(false);
+      });
+    }
+    callers.join();
+    CHECK(all_ended.load());
+    if (!all_ended.load()) return;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      CHECK(status_of(ring.engine(rank), ops[rank]) == OpStatus::ok);
+      CHECK(std::all_of(values[rank].begin(), values[rank].end(), [](float each) { return each == 2.0f; }));
+    }
+  }
+}
+
+// The thread that posts carries out the command. What the channel has to say then is for the worker to report.
+TEST(a_worker_that_sleeps_reports_what_a_command_led_to) {
+  EpochState epoch;
+  epoch.install({1, 0, 2, {10, 20}, false, 0, 4096});
+  ShareSources advice;
+  const Planted planted{};
+  Channel channel(1, epoch, advice, planted);
+  channel.install(0);
+  Mailbox<Report> reports;
+  Worker worker(channel, 0, reports, [](bool) {});
+  worker.go_on(false);
+  BackupPool pool;
+  std::vector<float> values(4'000, 1.0f);
+  for (std::uint32_t sequence = 0; sequence < 100; ++sequence) {
+    Op op(sequence, all_reduce(values, 0));
+    op.start({.size = 2, .segment_bytes = 4096, .channels = 2}, sequence, pool);
+    op.parts_to_end = 1;
+    worker.post({.kind = ChannelCommand::Kind::begin, .part = op.parts.back()});
+    worker.post({.kind = ChannelCommand::Kind::end, .part = op.parts.back()});
+    const bool is_reported = eventually([&] { return reports.has_items(); });
+    CHECK(is_reported);
+    if (!is_reported) break;
+    CHECK(reports.take().front().kind == Report::Kind::parts_ended);
+  }
+  worker.shutdown();
+}
+
 TEST(many_threads_call_at_once_on_three_peers) { many_threads_call_at_once({.size = 3}); }
 
 TEST(many_threads_call_at_once_without_spinning) { many_threads_call_at_once({.size = 2, .spin = 0}); }

@@ -41,8 +41,9 @@ class Worker {
 
   // A command for the channel. By one thread at a time, which has not stopped the worker.
   void post(ChannelCommand command);
-  // Carries out what was posted: for who has stopped the worker. False: nothing was.
-  bool execute_commands();
+  // Carries out what was posted: for who has stopped the worker. False: nothing was. Where there is no memory for it,
+  // the process ends, as it does when that happens to the worker.
+  bool execute_commands() noexcept;
 
   // Two steps, so that several workers come to a stop at the same time. After wait_until_stopped() it stands still
   // until go_on().
@@ -62,6 +63,7 @@ class Worker {
   void take_lock();
   void yield_lock(std::unique_lock<std::mutex>& lock);
   bool sleep(std::unique_lock<std::mutex>& lock);
+  bool has_more_to_do() const;
   void wake();
 
   const int epoll_, wake_;

@@ -77,14 +77,20 @@ void Worker::post(ChannelCommand command) {
     is_called_ = has_work = is_replay && lanes_.channel().has_early(*part);
     if (!is_called_) {
       execute_commands();
-      has_work = lanes_.has_unsent() || lanes_.channel().concerns_others();
+      has_work = has_more_to_do();
     }
   }
   mutex_.unlock();
   if (has_work) wake();
 }
 
-bool Worker::execute_commands() {
+// What it did not know of when it fell asleep: then others may have carried out commands for it.
+bool Worker::has_more_to_do() const {
+  const Channel& channel = lanes_.channel();
+  return lanes_.has_unsent() || channel.wants_core() || channel.is_filling();
+}
+
+bool Worker::execute_commands() noexcept {
   const std::vector<ChannelCommand> commands = commands_.take();
   for (const ChannelCommand& command : commands) lanes_.channel().execute(command);
   return !commands.empty();
@@ -111,7 +117,7 @@ void Worker::go_on(bool crowded) {
   if (std::exchange(goes_on_, false)) return;
 #endif
   is_crowded_ = crowded;
-  const bool has_work = is_asleep_ && lanes_.has_unsent();
+  const bool has_work = is_asleep_ && has_more_to_do();
   mutex_.unlock();
   if (has_work) wake();
 }
