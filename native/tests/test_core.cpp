@@ -137,6 +137,19 @@ class Ring {
   std::vector<Wire> wires_;
 };
 
+// Threads that drive channels and do not get round to ending parts.
+struct SlowWorkers : ChannelDriver {
+  explicit SlowWorkers(Core& core) : core(core) { core.set_channel_driver(this); }
+  bool post(std::uint32_t channel, ChannelCommand& command) override {
+    if (command.kind == ChannelCommand::Kind::end) ends.emplace_back(channel, std::move(command));
+    else core.channel(channel).execute(command);
+    return true;
+  }
+
+  Core& core;
+  std::vector<std::pair<std::uint32_t, ChannelCommand>> ends;
+};
+
 OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce, kernels::ReduceOp op = kernels::ReduceOp::sum,
             Retry retry = Retry::engine) {
   OpSpec spec;
@@ -223,6 +236,24 @@ TEST(many_ops_in_a_row_and_many_tags) {
     }
   }
   CHECK(ring.core(0).stats().committed == 320);
+}
+
+// Its evidence is complete: nobody is to be blamed for it, and the epoch goes on.
+TEST(an_op_that_channels_still_hold_does_not_time_out) {
+  Ring ring(2, 1, 0, 256, 1, false, 3);
+  ring.install(1);
+  SlowWorkers workers(ring.core(0));
+  auto data = inputs(2, 1'000);
+  const std::uint64_t first = ring.core(0).submit(1, call(data[0])), second = ring.core(1).submit(1, call(data[1]));
+  ring.run();
+  CHECK(ok(ring.core(1), second) && ring.core(0).find(first)->state == OpState::ending && workers.ends.size() == 2);
+  while (ring.core(0).next_event()) {
+  }
+  ring.core(0).tick(timeout + 2);
+  CHECK(!ring.core(0).has_events());
+  for (const auto& [channel, command] : workers.ends) ring.core(0).channel(channel).execute(command);
+  ring.core(0).route(2);
+  CHECK(ok(ring.core(0), first) && data[0] == data[1]);
 }
 
 // Sums of these depend on the order of operands.

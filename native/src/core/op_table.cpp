@@ -644,7 +644,7 @@ void OpTable::check_deadlines(Ns now) {
   now_ = now;
   for (const auto* ops : {&running_, &waiting_}) {
     for (const OpPtr& op : *ops) {
-      if (op->timeout_reported || now < op->deadline) continue;
+      if (op->timeout_reported || now < op->deadline || op->state == OpState::ending) continue;
       op->timeout_reported = true;
       events_.push({.kind = Event::Kind::op_timeout,
                     .epoch = op->epoch,
