@@ -39,8 +39,8 @@ class SimulatedWorkers : public ChannelDriver {
   template <typename Command>
   void stand_still(Core& core, Ns now, Command command) {
     for (auto& [channel, commands] : commands_) work(core, channel);
-    core.route(now);
     still_ = true;
+    core.route(now);
     command();
     still_ = false;
     core.route(now);
