@@ -7,7 +7,7 @@
 //
 // Members of a ring do not know of each other's blocks: what travels is the same as without them.
 //
-// fill() and take_final() are for any thread. restart() is called while no channel is driven, add_final() by the
+// fill() and take_final() are for any thread. restart() is called before channels take up the op, add_final() by the
 // threads that drive them.
 #pragma once
 

@@ -451,6 +451,8 @@ Engine::Driving::~Driving() {
   engine_.driving_.store(false);
   if (!engine_.is_resting()) engine_.settle_if_wanted();
   engine_.last_drive_ = monotonic_now();
+  // Of other ops: nobody else looks at once.
+  engine_.flush_dirty(engine_.last_drive_);
   if (engine_.in_epoll_.load() > 0 && !engine_.lanes_.arm()) engine_.wake();  // what woke this call will not wake it
   engine_.notify_waiters();
   if (engine_.op_waiters_ > 0) engine_.ops_ready_.notify_all();
