@@ -40,6 +40,7 @@ _PRELOADED = (
 )
 _PRELOADED_WITH_TORCH = ("torch.distributed", "ringfold.probe.rounds.gloo", "ringfold.store.tcp")
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
 
 
@@ -116,7 +117,8 @@ class Forked(_Child):
 class ForkedSession(_Child):
     """A process with Ringfold or torch, in a session of its own, with these streams and without input.
 
-    `{parent}` in an argument stands for the id of the process that has forked it.
+    `{parent}` in an argument stands for the id of the process that has forked it. `namespace` is the name of a network
+    namespace; its /sys stays as it is.
     """
 
     def __init__(
@@ -127,9 +129,11 @@ class ForkedSession(_Child):
         out: BinaryIO,
         log: BinaryIO,
         package: str = "ringfold",
+        namespace: str = "",
     ) -> None:
         assert is_preloaded_for(env)
         request = {"code": code, "arguments": list(arguments), "env": dict(env), "session": True}
+        request["namespace"] = namespace
         with open(os.devnull, "rb") as nothing:
             super().__init__(_server(package), request, [nothing.fileno(), out.fileno(), log.fileno()])
 
@@ -231,6 +235,9 @@ def _begin_child(
     if request.get("session"):
         os.setsid()
         os.environ.clear()
+    if request.get("namespace"):
+        with open(f"/run/netns/{request['namespace']}", "rb") as network:
+            assert ctypes.CDLL(None).setns(network.fileno(), _CLONE_NEWNET) == 0
     os.environ.update(request["env"])
     for number, stream in enumerate(streams):
         if number < 3:
