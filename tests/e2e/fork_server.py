@@ -1,9 +1,9 @@
 """Processes that have imported what they need when they start: forked from one that has, and does nothing else.
 
-Importing torch takes about two seconds of a core, and Ringfold with NumPy half a second. Tests start some seventy
-processes that need the one, and two thousand that need the other. A child is a process of its own like any other, with
-its own standard streams, and runs its code as `python -c` would. Run as a script, `fork_server.py DESCRIPTOR PACKAGE`,
-this file is the process that forks.
+Importing torch takes about two seconds of a core, and Ringfold with NumPy half a second. Tests start some hundred
+processes that need the one, and more than two thousand that need the other. A child is a process of its own like any
+other, with its own standard streams, and runs its code as `python -c` would. Run as a script,
+`fork_server.py DESCRIPTOR PACKAGE`, this file is the process that forks. PACKAGE is "ringfold", or "torch" for both.
 """
 
 import atexit
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -24,7 +25,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
+_PRELOADED = (
+    "programs",
+    "redis",
+    "ringfold.cli.master",
+    "ringfold.iteration.shell",
+    "ringfold.master.server",
+    "ringfold.peer.communicator",
+    "ringfold.peer.joining",
+    "ringfold.state.shared",
+    "ringfold.store.client",
+    "ringfold.store.etcd",
+    "ringfold.store.sqlite",
+)
+_PRELOADED_WITH_TORCH = ("torch.distributed", "ringfold.probe.rounds.gloo", "ringfold.store.tcp")
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
 
 
@@ -62,13 +78,15 @@ class _Child:
 
 
 class Forked(_Child):
-    """A process with torch, whose lines are written and read here. Its standard error is ours."""
+    """A process with Ringfold or torch, whose lines are written and read here. Its standard error is ours."""
 
-    def __init__(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, code: str, *arguments: str, env: Mapping[str, str] | None = None, package: str = "ringfold"
+    ) -> None:
         child_in, ours_in = os.pipe()
         ours_out, child_out = os.pipe()
         request = {"code": code, "arguments": arguments, "env": dict(env or {})}
-        super().__init__(_torch_server(), request, [child_in, child_out, 2])
+        super().__init__(_server(package), request, [child_in, child_out, 2])
         for one in (child_in, child_out):
             os.close(one)
         self.stdin = os.fdopen(ours_in, "wb", buffering=0)
@@ -96,24 +114,33 @@ class Forked(_Child):
             yield chunk
 
 
-class ForkedRingfold(_Child):
-    """A process with Ringfold, in a session of its own, with these streams and without input.
+class ForkedSession(_Child):
+    """A process with Ringfold or torch, in a session of its own, with these streams and without input.
 
-    `{parent}` in an argument stands for the id of the process that has forked it.
+    `{parent}` in an argument stands for the id of the process that has forked it. `namespace` is the name of a network
+    namespace; its /sys stays as it is.
     """
 
     def __init__(
-        self, code: str, arguments: Sequence[str], env: Mapping[str, str], out: BinaryIO, log: BinaryIO
+        self,
+        code: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        out: BinaryIO,
+        log: BinaryIO,
+        package: str = "ringfold",
+        namespace: str = "",
     ) -> None:
         assert is_preloaded_for(env)
         request = {"code": code, "arguments": list(arguments), "env": dict(env), "session": True}
+        request["namespace"] = namespace
         with open(os.devnull, "rb") as nothing:
-            super().__init__(_ringfold_server(), request, [nothing.fileno(), out.fileno(), log.fileno()])
+            super().__init__(_server(package), request, [nothing.fileno(), out.fileno(), log.fileno()])
 
 
 def is_preloaded_for(env: Mapping[str, str]) -> bool:
     """Whether a process with this environment may be forked: only Ringfold's own variables are read after a start."""
-    return _others(env) == _others(_ringfold_environment())
+    return _others(env) == _others(_environment())
 
 
 def _others(env: Mapping[str, str]) -> dict[str, str]:
@@ -121,22 +148,16 @@ def _others(env: Mapping[str, str]) -> dict[str, str]:
 
 
 @functools.cache
-def _ringfold_environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     from programs import ProgramCluster
 
     return {**ProgramCluster.clean_environment(), "PYTHONUNBUFFERED": "1"}
 
 
 @functools.cache
-def _ringfold_server() -> "_Server":
-    return _Server("ringfold", _ringfold_environment())
-
-
-@functools.cache
-def _torch_server() -> "_Server":
-    path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    # One thread each: what runs here waits for its peers, and several of them share few cores.
-    return _Server("torch", {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+def _server(package: str) -> "_Server":
+    # One thread each: what runs there waits for its peers, and several of them share few cores.
+    return _Server(package, {**_environment(), "OMP_NUM_THREADS": "1"})
 
 
 class _Server:
@@ -214,6 +235,9 @@ def _begin_child(
     if request.get("session"):
         os.setsid()
         os.environ.clear()
+    if request.get("namespace"):
+        with open(f"/run/netns/{request['namespace']}", "rb") as network:
+            assert ctypes.CDLL(None).setns(network.fileno(), _CLONE_NEWNET) == 0
     os.environ.update(request["env"])
     for number, stream in enumerate(streams):
         if number < 3:
@@ -229,20 +253,8 @@ def _begin_child(
 
 if __name__ == "__main__":
     _die_with_parent()
-    if sys.argv[2] == "torch":
-        import torch.distributed  # noqa: F401 - this is what it is for
-
-        import ringfold.iteration.shell
-        import ringfold.probe.rounds.gloo
-        import ringfold.store.tcp
-    else:
-        import programs  # noqa: F401
-
-        import ringfold.cli.master
-        import ringfold.master.server
-        import ringfold.peer.communicator
-        import ringfold.peer.joining
-        import ringfold.state.shared  # noqa: F401
+    for name in [*_PRELOADED, *(_PRELOADED_WITH_TORCH if sys.argv[2] == "torch" else ())]:
+        importlib.import_module(name)
     gc.freeze()
     _request = _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.argv = ["-c", *(each.replace("{parent}", str(os.getppid())) for each in _request["arguments"])]

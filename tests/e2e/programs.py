@@ -70,6 +70,8 @@ class ProgramCluster(LocalCluster):
     master_arguments = ("--log-json",)
     master_settings = FAST
     exits_are_failures = False
+    package = "ringfold"
+    """What programs find imported; "torch" if they use it."""
 
     def __init__(self) -> None:
         super().__init__(self.clean_environment())
@@ -85,15 +87,19 @@ class ProgramCluster(LocalCluster):
 
     def spawn(self, command: Sequence[str], env: Mapping[str, str], out: BinaryIO, log: BinaryIO) -> SpawnedProcess:
         """Programs and commands of Ringfold are forked from a process that has imported it: most of a start is that."""
-        code, arguments = "", list[str]()
+        code, arguments, package = "", list[str](), "ringfold"
+        whole, namespace = command, ""
+        if command[:3] == ["ip", "netns", "exec"]:
+            namespace, command = command[3], command[4:]
         if command[:2] == [sys.executable, __file__]:
             order = {**json.loads(command[4]), "parent": "{parent}"}
             code, arguments = "import programs; programs.main()", [*command[2:4], json.dumps(order)]
+            package = self.package
         elif command[:4] == ringfold_command()[:4]:
             code, arguments = command[3], ["{parent}", *command[5:]]
         if not code or not fork_server.is_preloaded_for(env):
-            return super().spawn(command, env, out, log)
-        return fork_server.ForkedRingfold(code, arguments, env, out, log)
+            return super().spawn(whole, env, out, log)
+        return fork_server.ForkedSession(code, arguments, env, out, log, package, namespace)
 
     def start_master(
         self,

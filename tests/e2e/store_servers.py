@@ -255,7 +255,7 @@ class Tcp(Server):
         until(self.is_ready, "the TCPStore to answer", 60)
 
     def python(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Forked:
-        return Forked(code, *arguments, env=env)
+        return Forked(code, *arguments, env=env, package="torch")
 
     def is_ready(self) -> bool:
         assert self.process is not None
@@ -277,12 +277,15 @@ def those(*can: str) -> list[str]:
     return sorted(name for name, kind in SERVERS.items() if all(getattr(kind, each) for each in can))
 
 
-def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Popen:
+def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Popen | Forked:
     """A Python process with the package, whose lines are read from its standard output."""
+    whole = {**os.environ, **(env or {})}
+    if "LD_PRELOAD" not in whole:  # which only a new program reads
+        return Forked(code, *arguments, env=whole)
     path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        env={**whole, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -9,6 +9,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def gathered(me: ProgramContext, world: int = WORLD) -> Run:
 
 
 def test_peers_with_different_layouts_reduce_the_same_elements(cluster: ProgramCluster) -> None:
+    cluster.package = "torch" if find_spec("torch") else "ringfold"
     cluster.start_master()
     peers = cluster.start_program(exercise, WORLD)
     for name in EXERCISES:
@@ -347,6 +349,7 @@ def test_tensors_on_a_device_are_reduced_through_host_memory(cluster: ProgramClu
     registration = pytest.importorskip("torch.utils.backend_registration")
     if not hasattr(registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("needs a PyTorch with devices in Python")
+    cluster.package = "torch"
     cluster.start_master()
     peers = cluster.start_program(reduce_on_a_device, 2)
     for peer in peers:

@@ -11,6 +11,12 @@ pytest.importorskip("torch", reason="needs PyTorch (ringfold[torch])")
 DTYPES = ("float32", "bfloat16", "float64", "int32")
 
 
+@pytest.fixture
+def cluster(cluster: ProgramCluster) -> ProgramCluster:
+    cluster.package = "torch"
+    return cluster
+
+
 def gather(me: ProgramContext) -> Any:  # noqa: ANN401 - a communicator
     run = me.join()
     while run.group_size < me.options["world"]:

@@ -16,6 +16,13 @@ from ringfold.torch.data_parallel import DataParallel, make_buckets, trained_par
 
 nn = torch.nn
 
+
+@pytest.fixture
+def cluster(cluster: ProgramCluster) -> ProgramCluster:
+    cluster.package = "torch"
+    return cluster
+
+
 # Alone: a group of one has its own gradients
 
 

@@ -19,7 +19,7 @@ DEADLINE_S = 120
 def run_ranks(size: int, mode: str) -> list[list[dict[str, object]]]:
     """What each rank reported. A rank that dies or freezes is ended here."""
     port = str(free_port())
-    ranks = [Forked(RANK.read_text(), str(rank), str(size), port, mode) for rank in range(size)]
+    ranks = [Forked(RANK.read_text(), str(rank), str(size), port, mode, package="torch") for rank in range(size)]
     reported = []
     try:
         # Rank 0 last: the others look into its store.

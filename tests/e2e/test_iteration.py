@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_servers import SERVERS, SOURCE, Etcd, EtcdCluster, Server, Sqlite, those, until
+from fork_server import Forked
+from store_servers import SERVERS, SOURCE, Etcd, EtcdCluster, Popen, Server, Sqlite, those, until
 
 import ringfold as rf
 from ringfold.iteration import State
@@ -22,6 +23,7 @@ from ringfold.store.base import Store
 pytestmark = pytest.mark.waiting
 
 LIMIT_S = 60.0
+MAIN = "from ringfold.cli import main; main()"
 PROGRAM = """
 import os
 import signal
@@ -421,26 +423,26 @@ def test_what_one_rank_can_see(server: Server) -> None:
 
 
 def test_the_command_runs_once_per_iteration_and_shows_how_it_stands(server: Server, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    environment = {**os.environ, "PYTHONPATH": path}
-    main = [sys.executable, "-c", "from ringfold.cli import main; main()", "iterate", "--store", server.url]
+    def iterate(*arguments: str) -> Popen | Forked:
+        return server.python(MAIN, "iterate", "--store", server.url, *arguments)
+
     write = f"echo $RINGFOLD_RANK $RINGFOLD_ITERATION $RINGFOLD_MEMBERS >> {tmp_path}/log-$RINGFOLD_RANK"
-    options = ["--world", "2", "--min-ranks", "2", "--until", "3"]
-    ranks = [
-        subprocess.Popen([*main, "--rank", str(rank), *options, "--", "sh", "-c", write], env=environment)
-        for rank in range(2)
-    ]
-    assert [rank.wait(LIMIT_S) for rank in ranks] == [0, 0]
+    options = ["--world", "2", "--min-ranks", "2", "--until", "3", "--", "sh", "-c", write]
+    ranks = [iterate("--rank", str(rank), *options) for rank in range(2)]
+    for process in ranks:
+        process.communicate(timeout=LIMIT_S)
+    assert [rank.returncode for rank in ranks] == [0, 0]
     for rank in range(2):
         assert (tmp_path / f"log-{rank}").read_text().splitlines() == [f"{rank} {n} 0,1" for n in range(3)]
-    said = subprocess.run([*main, "--json"], env=environment, capture_output=True, check=True, timeout=LIMIT_S).stdout
-    seen = json.loads(said)
+    shown = iterate("--json")
+    seen = json.loads(shown.communicate(timeout=LIMIT_S)[0])
+    assert shown.returncode == 0
     assert seen["iteration"] == 3
     assert [rank["state"] for rank in seen["ranks"]] == ["LEFT", "LEFT"]
 
 
 def test_a_command_that_fails_ends_its_rank_with_its_code(tmp_path: Path) -> None:
-    main = [sys.executable, "-c", "from ringfold.cli import main; main()", "iterate"]
+    main = [sys.executable, "-c", MAIN, "iterate"]
     options = ["--store", f"sqlite://{tmp_path}/store.db", "--rank", "0", "--world", "1"]
     whole = [*main, *options, "--", "sh", "-c", "exit 7"]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
@@ -448,7 +450,7 @@ def test_a_command_that_fails_ends_its_rank_with_its_code(tmp_path: Path) -> Non
 
 
 def test_ctrl_c_ends_a_command_and_leaves(tmp_path: Path) -> None:
-    main = [sys.executable, "-c", "from ringfold.cli import main; main()", "iterate"]
+    main = [sys.executable, "-c", MAIN, "iterate"]
     store = f"sqlite://{tmp_path}/store.db"
     sleep = ["sh", "-c", f"touch {tmp_path}/runs; exec sleep 100"]
     whole = [*main, "--store", store, "--rank", "0", "--world", "1", "--", *sleep]

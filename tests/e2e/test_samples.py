@@ -81,6 +81,7 @@ def expect_end(peer: ClusterProcess) -> None:
 def test_every_sample_is_used_once_per_pass_while_peers_come_and_go(cluster: ProgramCluster, with_torch: bool) -> None:
     if with_torch:
         pytest.importorskip("torch")
+        cluster.package = "torch"
     cluster.start_master()
     options: dict[str, Any] = {"size": 3_000, "slow": True, "torch": with_torch}
     first, second, third = cluster.start_program(train, 3, **options)

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.waiting
 def test_a_newcomer_gets_every_bit(cluster: ProgramCluster, library: str) -> None:
     if library == "torch":
         pytest.importorskip("torch")
+        cluster.package = "torch"
     cluster.start_master()
     count = 300_007  # several blocks, and a short one at the end
     item_bytes = {"float32": 4, "bfloat16": 2, "int64": 8, "uint8": 1}
@@ -41,6 +42,7 @@ def test_a_newcomer_gets_every_bit(cluster: ProgramCluster, library: str) -> Non
 
 def test_torch_and_numpy_peers_share_a_state(cluster: ProgramCluster) -> None:
     pytest.importorskip("torch")
+    cluster.package = "torch"
     cluster.start_master()
     shape = [10, 20, 30]
     one = {"a": spec("bfloat16", 6_000, 1, library="torch", shape=shape)}

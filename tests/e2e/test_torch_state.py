@@ -16,6 +16,12 @@ UNTIL = 20
 NEWCOMER_AT = 5
 
 
+@pytest.fixture
+def cluster(cluster: ProgramCluster) -> ProgramCluster:
+    cluster.package = "torch"
+    return cluster
+
+
 def train(me: ProgramContext) -> None:
     """Four models with an optimizer each, one with a scheduler, compared after every step."""
     import torch

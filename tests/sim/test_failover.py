@@ -13,11 +13,11 @@ SEEDS = 12
 FOUND_BY = {
     "no_fence": 4,
     "speaks_first": 6,
-    "record_kept_back": 108,
+    "record_kept_back": 117,
     "answers_kept_back": 237,
     "not_waited_for": 1,
     "lost_answers": 16,
-    "lost_admission": 3,
+    "lost_admission": 16,
     "lost_revision": 44,
     "seals_once": 302,
 }

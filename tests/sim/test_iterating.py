@@ -13,8 +13,8 @@ from ringfold.testing.scheduler import SimulationFailure
 
 SEEDS = 300
 MAX_SEEDS = 1_000
-FOUND_BY = {"by_the_clock": 366}
-"""The first seed that finds a planted bug which many seeds do not find."""
+FOUND_BY = {"any_incarnation": 83, "by_the_clock": 536, "erased_arrivals": 9}
+"""The first seed that finds a planted bug, where many seeds do not."""
 
 
 def test_drawn_stories_keep_every_promise() -> None:

@@ -24,6 +24,7 @@ This file imports only the standard library at its top, because the script half 
 import contextlib
 import ctypes
 import json
+import math
 import os
 import random
 import selectors
@@ -106,14 +107,16 @@ class Channel:
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message, or None when none came in time. Raises `ChannelClosed` once the other end is gone."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._messages:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._connection, selectors.EVENT_READ)
-                if not selector.select(left):
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            while not self._messages:
+                left = max(0.0, deadline - time.monotonic())
+                # The interpreter does not notice a signal that comes right before a system call; it does between two.
+                if selector.select(min(left, _MAX_WAIT_S)):
+                    self.pull()
+                elif left <= _MAX_WAIT_S:
                     return None
-            self.pull()
         return self._messages.pop(0)
 
     def pull(self) -> None:
