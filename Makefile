@@ -27,7 +27,7 @@ NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.c' -o
 MODULES := $(sort $(shell find src/ringfold -name '*.py'))
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test python-test check lint types tidy sim soak faults fuzz fuzz-native bench native-test native-tidy native-tidy-changed native-check native-check-address native-check-thread tsan-e2e docs clean
+.PHONY: help demo test check lint types tidy sim soak faults fuzz fuzz-native bench native-test native-tidy native-tidy-changed native-check native-check-address native-check-thread tsan-e2e docs clean
 
 help:
 	@cat <<'TEXT'
@@ -119,9 +119,7 @@ extras: .venv/.ready
 demo: .venv/.ready
 	@$(BIN)/ringfold demo --peers 4
 
-test: native-test python-test
-
-python-test: .venv/.ready
+test: .venv/.ready native-test
 	$(call STEP,unit tests$(comma) transcripts$(comma) simulation)
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(call JUNIT,pure) tests/sim tests/unit tests/transcripts tests/fuzz
 	$(call STEP,the native module$(comma) real processes: those that wait$(comma) five at a time$(comma) then the others$(comma) three at a time)
