@@ -147,6 +147,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "state": {"gb_per_s", "over_one_holder", "beyond_hashing_us", "rx_bytes", "what", "links", "holders"},
         "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
         | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns", "covered", "ahead_ratio"},
+        "dashboard": {"median_ratio", "idle_master_share", "load", "peers", "pages"},
         "events": {"median_ratio", "p99_ratio", "steps_per_s", "part", "mode", "size_bytes"},
         "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"}
         | {"silent", "root_messages"},
@@ -405,7 +406,6 @@ REAL = {
     "join": ["--peers", "2", "--repeats", "1"],
     "memory": ["--size", "16M"],
     "master": ["--connections", "8", "--min-time", "0.1"],
-    "dashboard": ["--pages", "3", "--peers", "4", "--min-time", "0.2"],
     "clock": ["--nodes", "3", "--rounds", "1", "--window-ms", "300", "--seeds", "1"],
     "events": ["--size", "64K", "--rounds", "3", "--step-rounds", "1"],
     "rounds": ["--nodes", "2,3,9", "--rounds", "2", "--long-rounds", "0", "--kinds", "master,local"],
@@ -417,8 +417,6 @@ REAL = {
 def test_a_short_run_of_each_bench_gives_figures(bench: str) -> None:
     """Real processes; the figures of a run this short are only looked at for being there."""
     pytest.importorskip("ringfold._native")
-    if bench == "dashboard":
-        pytest.importorskip("aiohttp")
     ended = CliRunner().invoke(app, [bench, *REAL[bench], "--json"])
     assert ended.exit_code == 0, ended.output
     printed = json.loads(ended.stdout)
