@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from ringfold.errors import ConfigError
 from ringfold.tools import shaped
-from ringfold.tools.bench import allreduce, app, iteration, multipath, quantize, report, targets, wan
+from ringfold.tools.bench import allreduce, app, iteration, multipath, quantize, report, targets, wan, why
 from ringfold.tools.bench import allreduce_worker as workers
 from ringfold.tools.cluster import LocalCluster, ProcessFailed
 
@@ -148,6 +148,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
         | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns", "covered", "ahead_ratio"},
         "dashboard": {"median_ratio", "idle_master_share", "load", "peers", "pages"},
+        "why": {"right_part", "case"},
         "events": {"median_ratio", "p99_ratio", "steps_per_s", "part", "mode", "size_bytes"},
         "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"}
         | {"silent", "root_messages"},
@@ -440,6 +441,21 @@ def test_a_long_path_that_cannot_be_made_is_a_miss_with_the_reason(monkeypatch: 
     printed = json.loads(ended.stdout)
     assert "/dev/net/tun" in printed["skipped"]["lab"]
     assert {found["verdict"] for found in printed["checks"]} == {"miss"}
+
+
+def test_hosts_that_cannot_be_made_are_misses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "missing", lambda: "network namespaces need root")
+    ended = CliRunner().invoke(app, ["why", "--json", "--check"])
+    assert ended.exit_code == 1
+    printed = json.loads(ended.stdout)
+    assert "need root" in printed["skipped"]["why"]
+    assert {found["verdict"] for found in printed["checks"]} == {"miss"}
+
+
+def test_one_wrong_diagnosis_is_a_miss() -> None:
+    rows: list[Row] = [{"case": "healthy", "right_part": 1.0}, {"case": "all", "right_part": 0.95}]
+    found = {one.id: one.verdict for one in targets.check("why", rows, {}, 2)}
+    assert found == {"why-all": "miss", "why-healthy": "hit", "why-right": "miss"}
 
 
 @pytest.mark.parametrize(
