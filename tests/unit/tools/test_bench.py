@@ -148,7 +148,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
         | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns", "covered", "ahead_ratio"},
         "dashboard": {"median_ratio", "idle_master_share", "load", "peers", "pages"},
-        "why": {"right_part", "case"},
+        "why": {"right_part", "case", "runs"},
         "events": {"median_ratio", "p99_ratio", "steps_per_s", "part", "mode", "size_bytes"},
         "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"}
         | {"silent", "root_messages"},
@@ -453,7 +453,10 @@ def test_hosts_that_cannot_be_made_are_misses_with_the_reason(monkeypatch: pytes
 
 
 def test_one_wrong_diagnosis_is_a_miss() -> None:
-    rows: list[Row] = [{"case": "healthy", "right_part": 1.0}, {"case": "all", "right_part": 0.95}]
+    rows: list[Row] = [
+        {"case": "healthy", "runs": 20, "right_part": 1.0},
+        {"case": "all", "runs": 20, "right_part": 0.95},
+    ]
     found = {one.id: one.verdict for one in targets.check("why", rows, {}, 2)}
     assert found == {"why-all": "miss", "why-healthy": "hit", "why-right": "miss"}
 

@@ -211,17 +211,9 @@ async def measure(order: Message, host: str, port: int) -> Message:
             before = after
             sequence += 1
         used = cpu_ns(order["master_pid"]) - cpu_before
-        idle = await _idle(order) if order.get("idle_s") else {}
     finally:
         peers.close()
-    return {"durations_ns": durations, "took_ns": before - started, "master_cpu_ns": used, **idle}
-
-
-async def _idle(order: Message) -> Message:
-    """Stay connected without ops for so long: what the master uses for heartbeats, and for its other clients."""
-    before, started = cpu_ns(order["master_pid"]), monotonic_ns()
-    await asyncio.sleep(order["idle_s"])
-    return {"idle_cpu_ns": cpu_ns(order["master_pid"]) - before, "idle_ns": monotonic_ns() - started}
+    return {"durations_ns": durations, "took_ns": before - started, "master_cpu_ns": used}
 
 
 def cpu_ns(pid: int) -> int:

@@ -117,7 +117,7 @@ def command(
         except ShapingFailed as error:
             skipped["why"] = f"links cannot be shaped here: {error}"
     if skipped:
-        rows = [{"case": case, "right_part": None} for case in chosen]
+        rows = [{"case": case, "runs": runs, "right_part": None} for case in chosen]
     reports.finish(
         reports.report("why", msgspec.to_builtins(plan), rows, skipped=skipped, notes=notes),
         COLUMNS,
