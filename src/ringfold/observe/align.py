@@ -9,25 +9,34 @@ such a set of records is a *clock domain*, and the domain is what has a mapping.
    clock starts from the wall clock of its host, and nobody knows how wrong that is.
 2. *What the events say.* An op commits at no member before the parts of all are done (`orders.py`). Each such order
    bounds the difference of two mappings; in both directions, as every op does, it is what NTP gets from a request
-   and its response. For instants a few seconds apart (*knots*) the orders around them, and the bounds of the clocks,
-   are a system of difference constraints, which shortest paths solve. The largest and the smallest solution say how
-   far each mapping is bound, and their mean is one, too. The mappings are corrected at the knots, with straight lines
-   between, as little as the orders require where the clocks have bounds; to the middle where they have none.
+   and its response. First the drift is removed: for each part of a few seconds, a line is laid between the bounds that
+   the ops put on a mapping from both sides (the convex hulls of both). Relative to these *detrended* mappings, the
+   orders around some instants (*knots*), and the bounds of the clocks, are a system of difference constraints, which
+   shortest paths solve. The largest and the smallest solution say how far each mapping is bound, and their mean is one,
+   too. The mappings are corrected at the knots, with straight lines between, as little as the orders require where the
+   clocks have bounds; to the middle where they have none.
 
 A knot's system has the orders up to both neighbouring knots, so what lies between two knots holds with either
-correction, and with any mixture of them. Drift within a knot is the slope of the mapping after a first pass; a few
-passes follow.
+correction, and with any mixture of them: straight lines between knots keep every order. That needs a system with a
+solution, so a correction that is almost constant between the neighbours: drift times distance has to be less than the
+time that the shortest op leaves to the clocks. In shared memory that is a few microseconds, and a drift of 60 ppm takes
+as long in a tenth of a second. This is why the drift is removed first, and why knots whose orders contradict each other
+get more knots beside them, down to the bins of a grid. Corrections are always relative to the detrended mappings: those
+of an earlier pass would be bends, which contradict the orders around the next one's knots.
+
+The uncertainty is how far a mapping could be moved. There an order counts less, the further it is from the knot: by the
+error that the rate may still have, times the distance.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from ringfold.observe.orders import Count, count, epochs, ring_sizes, tightest
+from ringfold.observe.orders import Count, Order, count, epochs, likely, part_of, ring_sizes, tightest
 from ringfold.observe.processes import Op, OpKey, Process, by_key
 from ringfold.wire.events import ClockSampled
 
@@ -39,14 +48,18 @@ MAX_RATE_ERROR = 1e-6
 """How much the rate of CLOCK_MONOTONIC_RAW may change while there is no sample."""
 SAME_CLOCK_NS = 1_000_000
 """Records of one boot whose clocks differ by more do not share them: one runs in a time namespace."""
-PASSES = 16
-SETTLED_NS = 2_000
-"""A pass that moves nothing by more is the last one."""
+PASSES = 8
 MARGIN_NS = 50
 """An order is kept by at least so much, so that rounding breaks none."""
+MAX_DRIFT = 5e-4
+"""Between two hosts. The kernel adjusts its rate by no more."""
 _MIN_KNOT_NS, _MAX_KNOT_NS = _SECOND, 60 * _SECOND
+_MAX_KNOTS = 1_000
 _OPS_OF_A_KNOT = 12
-_LINE_KNOTS = 5
+_BINS = 16
+"""Of the grid, between two knots at first."""
+_LINE_NS, _LINE_OPS = 8 * _SECOND, 96
+"""The part of a record that gets one line is shorter in time, or has fewer ops."""
 _MIN_SMOOTH_NS, _MAX_SMOOTH_NS, _SMOOTH = 4 * _SECOND, 60 * _SECOND, 2e5
 
 
@@ -345,126 +358,430 @@ def _by_ops(
     return Clock([begin], [begin + offset], [None])
 
 
-# Stage 2: what the events say
+# Stage 2: what the events say. First of all, drift
+
+_Crossing = Sequence[Sequence[tuple[int, Op]]]
+"""The ops with members in several domains."""
+
+
+@dataclass(slots=True)
+class _Detrended:
+    """A domain's mapping without its drift against the root, and by how much its rate may still be wrong."""
+
+    clock: Clock
+    rate_error: float
+
+
+def _detrended(domains: list[Domain], of: list[int], crossing: _Crossing, root: int) -> list[_Detrended]:
+    """Relative to these mappings, corrections are almost constant for seconds.
+
+    Each follows the root's, or if it shares no ops with the root, that of a domain that follows the root.
+    """
+    found = [_Detrended(domain.base, MAX_DRIFT) for domain in domains]
+    found[root].rate_error = 0.0
+    sides = [_sides(members, of) for members in crossing]
+    waiting, leaders = set(range(len(domains))) - {root}, [root]
+    for leader in leaders:
+        if not waiting:
+            break
+        bounds: dict[int, list[_OpBounds]] = {}
+        clock = found[leader].clock
+        for op in sides:
+            if leader in op:
+                end, part = (at and clock.map(at) for at in op[leader])
+                for number in waiting & op.keys():
+                    bounds.setdefault(number, []).append(_op_bounds(domains[number].base, *op[number], end, part))
+        for number in sorted(bounds):
+            if len(bounds[number]) >= _OPS_OF_A_KNOT:
+                lines = _lines(sorted(bounds[number], key=lambda each: each.end))
+                along, rate_error = _along(domains[number].base, lines)
+                found[number] = _Detrended(along, min(rate_error + found[leader].rate_error, MAX_DRIFT))
+                waiting.discard(number)
+                leaders.append(number)
+    return found
+
+
+def _sides(members: Sequence[tuple[int, Op]], of: list[int]) -> dict[int, tuple[int, int]]:
+    """The domains of an op: the earliest end in it, and the latest part, or 0."""
+    sides: dict[int, tuple[int, int]] = {}
+    for index, op in members:
+        end, part = sides.get(of[index], (op.at, 0))
+        sides[of[index]] = min(end, op.at), max(part, part_of(op.ended))
+    return sides
+
+
+class _OpBounds(NamedTuple):
+    """What an op says about the correction of a domain: at least `low` at its `end`, at most `high` at its `part`."""
+
+    end: int
+    low: int | None
+    part: int
+    high: int | None
+
+
+def _op_bounds(base: Clock, end: int, part: int, leader_end: int, leader_part: int) -> _OpBounds:
+    low = leader_part - base.map(end) if leader_part else None
+    return _OpBounds(end, low, part, leader_end - base.map(part) if part else None)
+
+
+class _Line(NamedTuple):
+    """`value` at `at`, and a slope that may be wrong by `rate_error`. It fits the ops from `begin` to `end`."""
+
+    begin: int
+    end: int
+    at: int
+    value: float
+    slope: float
+    rate_error: float
+
+    def map(self, at: int) -> int:
+        return int(self.value + self.slope * (at - self.at))
+
+
+def _lines(bounds: list[_OpBounds]) -> list[_Line]:
+    """Lines within the bounds, each for a part of the ops that is short enough to have one."""
+    found: list[_Line] = []
+    todo = [bounds]
+    while todo:
+        part = todo.pop()
+        half = len(part) // 2
+        band = None
+        if part[-1].end - part[0].end <= _LINE_NS or len(part) <= _LINE_OPS:
+            band = _Band(part)
+        if band is None or (not band.has_line and half >= _OPS_OF_A_KNOT):
+            todo += [part[half:], part[:half]]
+        else:
+            found.append(band.line())
+    return found
+
+
+class _Band:
+    """The plane between the lower and the upper bounds of some ops, and the lines in it."""
+
+    def __init__(self, bounds: list[_OpBounds]) -> None:
+        self._begin, self._end = bounds[0].end, bounds[-1].end
+        self._at = bounds[len(bounds) // 2].end
+        self._lows = _hull([(each.end - self._at, each.low) for each in bounds if each.low is not None])
+        highs = sorted((each.part - self._at, -each.high) for each in bounds if each.high is not None)
+        self._highs = _hull(highs)
+        # How much too narrow the band is for lines of a slope is a convex function of it; where it begins to rise:
+        self._best = _first(self._rises, -MAX_DRIFT, MAX_DRIFT) if self._lows and self._highs else 0.0
+
+    @property
+    def has_line(self) -> bool:
+        return not (self._lows and self._highs) or self._excess(self._best) <= 0
+
+    def line(self) -> _Line:
+        """The least steep one of those that have half of the possible distance to both sides, or more."""
+        if not self._lows or not self._highs:
+            value = self._low(0.0) if self._lows else self._high(0.0) if self._highs else 0.0
+            return _Line(self._begin, self._end, self._at, value, 0.0, MAX_DRIFT)
+        least = self._excess(self._best)
+        flattest, steepest = self._slopes(least / 2 if least < 0 else least)
+        slope = min(max(0.0, flattest), steepest)
+        flattest, steepest = self._slopes(max(0.0, least))
+        value = (self._low(slope) + self._high(slope)) / 2
+        return _Line(self._begin, self._end, self._at, value, slope, max(steepest - slope, slope - flattest))
+
+    def _low(self, slope: float) -> float:
+        """The lowest value of a line of this slope that is above all lower bounds."""
+        return max(y - slope * t for t, y in self._lows)
+
+    def _high(self, slope: float) -> float:
+        return -max(y + slope * t for t, y in self._highs)
+
+    def _excess(self, slope: float) -> float:
+        return self._low(slope) - self._high(slope)
+
+    def _rises(self, slope: float) -> bool:
+        _, low_t = max((y - slope * t, t) for t, y in self._lows)
+        _, high_t = max((y + slope * t, t) for t, y in self._highs)
+        return high_t > low_t
+
+    def _slopes(self, limit: float) -> tuple[float, float]:
+        """The smallest and the largest slope with which the excess is not above a limit."""
+
+        def is_over(slope: float) -> bool:
+            return self._excess(slope) > limit
+
+        return _first(is_over, self._best, -MAX_DRIFT), _first(is_over, self._best, MAX_DRIFT)
+
+
+def _first(condition: Callable[[float], bool], begin: float, end: float) -> float:
+    """The last number from `begin` to `end` before a condition begins to hold."""
+    for _ in range(40):
+        middle = (begin + end) / 2
+        begin, end = (begin, middle) if condition(middle) else (middle, end)
+    return begin
+
+
+def _hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The upper convex hull of sorted points."""
+    hull: list[tuple[int, int]] = []
+    for t, y in points:
+        while len(hull) > 1:
+            (t0, y0), (t1, y1) = hull[-2:]
+            if (y1 - y0) * (t - t0) > (y - y0) * (t1 - t0):
+                break
+            hull.pop()
+        hull.append((t, y))
+    return hull
+
+
+def _along(base: Clock, lines: list[_Line]) -> tuple[Clock, float]:
+    """The mapping with lines added, and its rate error. Each line holds in its middle, and a chord between middles."""
+    nodes = {(middle := (line.begin + line.end) // 2): line.map(middle) for line in lines}
+    rate_error = max(line.rate_error for line in lines)
+    for (at0, value0), (at1, value1), *both in zip(nodes.items(), [*nodes.items()][1:], lines, lines[1:], strict=False):
+        slope = (value1 - value0) / (at1 - at0)
+        rate_error = max(rate_error, *(abs(line.slope - slope) + line.rate_error for line in both))
+    first, last = lines[0], lines[-1]
+    begin, end = min(first.begin, base.knots[0]), max(last.end, base.knots[-1])
+    nodes |= {begin: first.map(begin), end: last.map(end)}
+    ats = sorted(nodes)
+    added = Clock(ats, [nodes[at] for at in ats], [None] * len(ats))
+    knots = sorted({*base.knots, *ats})
+    values = [base.map(at) + _between(added, at) for at in knots]
+    return Clock(knots, values, [None] * len(knots), base.slope), rate_error
+
+
+# Stage 2: then all orders
 
 
 def _settle(alignment: Alignment, processes: Sequence[Process], ops: Mapping[OpKey, list[tuple[int, Op]]]) -> None:
-    """Correct the clocks until nothing moves. Passes may swing: the one that leaves fewest impossible orders counts."""
-    fewest, best, broken_ns = -1, [domain.clock for domain in alignment.domains], 0
-    for number in range(PASSES):
-        broken, moved = _correct(alignment, processes, ops, is_last=number == PASSES - 1)
-        impossible = sum(each.impossible for each in count(processes, ops, alignment.time))
-        if fewest < 0 or impossible <= fewest:
-            fewest, best, broken_ns = impossible, [domain.clock for domain in alignment.domains], broken
-        if impossible == 0 or (not broken and moved <= SETTLED_NS):
+    """Correct the clocks until no order is impossible. If that fails, the pass that leaves fewest counts."""
+    of, domains = alignment.of, alignment.domains
+    crossing = [members for members in ops.values() if len({of[index] for index, _ in members}) > 1]
+    between = [order for order in epochs(processes) if of[order.first] != of[order.then]]
+    named = Counter(of[index] for members in crossing for index, _ in members)
+    named.update(of[index] for order in between for index in (order.first, order.then))
+    if not named:
+        return
+    root = min(named, key=lambda number: (-named[number], number))
+    fewest, best = -1, [domain.clock for domain in domains]
+    grid = _Grid(alignment, _detrended(domains, of, crossing, root), root, crossing, between)
+    grid.add(between)
+    sizes = ring_sizes(processes)
+    for _ in range(PASSES):
+        is_new = grid.add(tightest(crossing, alignment.time, sizes))
+        is_new |= grid.replace_likely(likely(crossing, alignment.time, sizes))
+        if not is_new:
             break
-    alignment.broken_ns = broken_ns
-    for domain, clock in zip(alignment.domains, best, strict=True):
+        broken = grid.correct()
+        impossible = sum(each.impossible for each in count(processes, ops, alignment.time))
+        if fewest < 0 or impossible < fewest:
+            fewest, best, alignment.broken_ns = impossible, [domain.clock for domain in domains], broken
+        if impossible == 0:
+            break
+    for domain, clock in zip(domains, best, strict=True):
         domain.clock = clock
 
 
+_FAR, _MAX_SCALE = 1 << 62, float(1 << 20)
 Bound = dict[tuple[int, int], int]
 """(j, i): how much the correction of i may be above that of j."""
 
 
-def _correct(
-    alignment: Alignment, processes: Sequence[Process], ops: Mapping[OpKey, list[tuple[int, Op]]], *, is_last: bool
-) -> tuple[int, int]:
-    """One pass over all knots. By how much orders contradict each other, and the largest correction."""
-    of, time = alignment.of, alignment.time
-    crossing = [members for members in ops.values() if len({of[index] for index, _ in members}) > 1]
-    orders = [order for order in tightest(crossing, time, ring_sizes(processes)) if of[order.first] != of[order.then]]
-    orders += [order for order in epochs(processes) if of[order.first] != of[order.then]]
-    if not orders:
-        return 0, 0
-    stamped = sorted((time(order.then, order.after), order) for order in orders)
-    begin, end = stamped[0][0], stamped[-1][0]
-    per_op = (end - begin) / max(1, len(crossing))
-    width = int(min(_MAX_KNOT_NS, max(_MIN_KNOT_NS, per_op * _OPS_OF_A_KNOT)))
-    count_of = max(2, -(-(end - begin) // width) + 1)
-    bounds: list[Bound] = [{} for _ in range(count_of)]
-    for at, order in stamped:
-        pair = (of[order.first], of[order.then])
-        # The correction of `first` may exceed that of `then` by no more than the order has to spare.
-        spare = time(order.then, order.after) - time(order.first, order.before) - MARGIN_NS
-        knot = min((at - begin) // width, count_of - 2)
-        for each in (knot, knot + 1):
-            key = (pair[1], pair[0])
-            if spare < bounds[each].get(key, spare + 1):
-                bounds[each][key] = spare
-    broken = moved = 0
-    named = Counter(number for bound in bounds for pair in bound for number in pair)
-    root = min(named, key=lambda number: (-named[number], number))
-    found: list[dict[int, tuple[int, int, int | None]]] = []
-    for knot, bound in enumerate(bounds):
-        solved, slack = _solve(alignment.domains, begin + knot * width, bound, root)
-        broken = max(broken, slack)
-        found.append(solved)
-        moved = max([moved, *(abs(shift) for _, shift, _ in solved.values())])
-    smooth = broken > 0 and not is_last
-    for number, domain in enumerate(alignment.domains):
-        _apply(domain, [solved[number] for solved in found if number in solved], smooth=smooth)
-    return broken, moved
+class _Solution(NamedTuple):
+    """The corrections at one knot, by domain: (its time, correction, error)."""
+
+    corrections: dict[int, tuple[int, int, int | None]]
+    broken_ns: int
+    """By how much orders contradict each other."""
+    is_complete: bool
+    """All orders hold, also the likely ones."""
 
 
-def _solve(
-    domains: list[Domain], at: int, bound: Bound, root: int
-) -> tuple[dict[int, tuple[int, int, int | None]], int]:
-    """The corrections at one knot: domain -> (its time, correction, error), and how much the orders contradict."""
-    boxes: dict[int, tuple[int, int, int]] = {}
-    times = {number: domain.clock.inverse(at) for number, domain in enumerate(domains)}
-    for number, domain in enumerate(domains):
-        error = domain.base.error_ns(times[number])
-        if error is not None:
-            boxes[number] = (domain.base.map(times[number]) - at, error, times[number])
-    nodes = {number for pair in bound for number in pair}
-    if not nodes or not (boxes or root in nodes):
-        return {}, 0
-    system = _System(bound, {number: box[:2] for number, box in boxes.items() if number in nodes}, nodes, root)
-    scale, slack = system.feasible()
-    low, high = system.range(scale, slack)
-    full_low, full_high = (low, high) if slack or not boxes else system.range(1.0, 0)
-    result: dict[int, tuple[int, int, int | None]] = {}
-    for number in sorted(nodes):
-        if number not in low or number not in high:
-            continue
-        shift = (low[number] + high[number]) // 2
-        error = max(full_high.get(number, shift) - shift, shift - full_low.get(number, shift), 0)
-        has_reference = bool(boxes) or slack == 0
-        result[number] = (times[number], shift, error + slack if has_reference else None)
-    return result, slack
+class _Grid:
+    """The tightest orders so far, in bins of time, and the corrections that follow from them.
+
+    What orders have to spare is relative to the detrended mappings, whatever the passes before have corrected. So later
+    passes only add orders.
+    """
+
+    def __init__(
+        self,
+        alignment: Alignment,
+        detrended: list[_Detrended],
+        root: int,
+        crossing: _Crossing,
+        between: list[Order],
+    ) -> None:
+        self._domains, self._of = alignment.domains, alignment.of
+        self._detrended, self._root = detrended, root
+        for domain, each in zip(self._domains, detrended, strict=True):
+            domain.clock = each.clock
+        ends = [alignment.time(index, op.at) for members in crossing for index, op in members]
+        ends += [alignment.time(order.then, order.after) for order in between]
+        self._begin, span = min(ends), max(ends) - min(ends)
+        distance = span * _OPS_OF_A_KNOT // max(1, len(crossing))
+        distance = min(_MAX_KNOT_NS, max(_MIN_KNOT_NS, distance))
+        bins = min(_MAX_KNOTS, span // distance + 1) * _BINS
+        self._width = span // bins + 1
+        self._bounds: list[Bound] = [{} for _ in range(bins)]
+        self._likely: list[Bound] = [{} for _ in range(bins)]
+
+    def add(self, orders: Iterable[Order]) -> bool:
+        """Whether any of these orders binds more than those so far."""
+        return self._add(self._bounds, orders)
+
+    def replace_likely(self, orders: Iterable[Order]) -> bool:
+        """Whether these orders, which need not hold, are others than before."""
+        before, self._likely = self._likely, [{} for _ in self._bounds]
+        self._add(self._likely, orders)
+        return self._likely != before
+
+    def _add(self, bounds: list[Bound], orders: Iterable[Order]) -> bool:
+        of, is_new, last = self._of, False, len(bounds) - 1
+        maps = [each.clock.map for each in self._detrended]
+        for order in orders:
+            first, then = of[order.first], of[order.then]
+            if first == then:
+                continue
+            at = maps[then](order.after)
+            # The correction of `first` may exceed that of `then` by no more than the order has to spare.
+            spare = at - maps[first](order.before) - MARGIN_NS
+            bound = bounds[min(max((at - self._begin) // self._width, 0), last)]
+            if spare < bound.get((then, first), spare + 1):
+                bound[then, first] = spare
+                is_new = True
+        return is_new
+
+    def correct(self) -> int:
+        """Correct the mappings of all domains. By how much orders contradict each other."""
+        knots = list(range(0, len(self._bounds) + 1, _BINS))
+        solved: dict[tuple[int, int, int], _Solution] = {}
+        while True:
+            windows = list(zip([knots[0], *knots], knots, [*knots[1:], knots[-1]], strict=False))
+            for window in windows:
+                if window not in solved:
+                    solved[window] = self._solve(*window)
+            incomplete = [window for window in windows if not solved[window].is_complete]
+            more = {(low + at) // 2 for low, at, _ in incomplete} | {(at + high) // 2 for _, at, high in incomplete}
+            if more <= set(knots) or len(knots) > 2 * _MAX_KNOTS:
+                break
+            knots = sorted({*knots, *more})
+        for number, domain in enumerate(self._domains):
+            found = [solved[window].corrections for window in windows]
+            _apply(domain, self._detrended[number].clock, [each[number] for each in found if number in each])
+        return max(solved[window].broken_ns for window in windows)
+
+    def _solve(self, low: int, at: int, high: int) -> _Solution:
+        """The corrections at the beginning of a bin, from the orders in those around it."""
+        certain, wanted, loose = Bound(), Bound(), Bound()
+        for number in range(low, high):
+            away = max(at - number, number + 1 - at) * self._width
+            for pair, spare in self._bounds[number].items():
+                certain[pair] = min(spare, certain.get(pair, _FAR))
+                looser = spare + int(away * sum(self._detrended[each].rate_error for each in pair))
+                loose[pair] = min(looser, loose.get(pair, _FAR))
+            for pair, spare in self._likely[number].items():
+                wanted[pair] = min(spare, wanted.get(pair, _FAR))
+        time = self._begin + at * self._width
+        parts = []
+        for nodes in _connected(certain):
+            own, better, outer = (
+                {pair: spare for pair, spare in bound.items() if nodes.issuperset(pair)}
+                for bound in (certain, wanted, loose)
+            )
+            parts.append(self._solve_connected(nodes, time, own, own | _tighter_bound(own, better), outer))
+        return _Solution(
+            {number: each for part in parts for number, each in part.corrections.items()},
+            max((part.broken_ns for part in parts), default=0),
+            all(part.is_complete for part in parts),
+        )
+
+    def _solve_connected(self, nodes: set[int], at: int, certain: Bound, wanted: Bound, loose: Bound) -> _Solution:
+        """The same for domains that orders connect. `wanted` counts if it has a solution, `loose` for the errors."""
+        times = {number: self._detrended[number].clock.inverse(at) for number in nodes}
+        boxes: dict[int, tuple[int, int]] = {}
+        for number in sorted(nodes):
+            base = self._domains[number].base
+            error = base.error_ns(times[number])
+            if error is not None:
+                boxes[number] = (base.map(times[number]) - at, error)
+        anchor = self._root if self._root in nodes else min(nodes)
+        system = _System(certain, boxes, nodes, anchor)
+        scale, slack = system.feasible()
+        is_complete = slack == 0
+        if is_complete and wanted != certain:
+            other = _System(wanted, boxes, nodes, anchor)
+            other_scale, other_slack = other.feasible()
+            is_complete = other_slack == 0
+            if is_complete:
+                system, scale = other, other_scale
+        low, high = system.range(scale, slack)
+        outer_low, outer_high = _System(loose, boxes, nodes, anchor).range(max(1.0, scale), slack)
+        has_reference = bool(boxes) or (slack == 0 and self._root in nodes)
+        corrections: dict[int, tuple[int, int, int | None]] = {}
+        for number in sorted(low.keys() & high.keys()):
+            shift = (low[number] + high[number]) // 2
+            error = max(outer_high.get(number, shift) - shift, shift - outer_low.get(number, shift), 0)
+            corrections[number] = (times[number], shift, error + slack if has_reference else None)
+        return _Solution(corrections, slack, is_complete)
+
+
+def _tighter_bound(one: Bound, other: Bound) -> Bound:
+    return {pair: min(spare, one.get(pair, spare)) for pair, spare in other.items()}
+
+
+def _connected(bound: Bound) -> list[set[int]]:
+    """The domains that orders connect."""
+    found: list[set[int]] = []
+    for pair in bound:
+        joined, apart = set(pair), []
+        for each in found:
+            if each & joined:
+                joined |= each
+            else:
+                apart.append(each)
+        found = [*apart, joined]
+    return found
 
 
 @dataclass(slots=True)
 class _System:
     """The difference constraints of one knot: `bound`, and by domain a box (middle, half its width) from its clock.
 
-    Boxes are relative to global time. Without any, corrections are relative to the domain `root`, which has none.
+    Boxes are relative to global time. Without any, corrections are relative to the domain `anchor`, which has none.
     """
 
     bound: Bound
     boxes: Mapping[int, tuple[int, int]]
     nodes: set[int]
-    root: int
+    anchor: int
 
     def feasible(self) -> tuple[float, int]:
-        """The smallest part of the clocks' bounds that the orders need, or else the slack that they need beyond."""
-        if self.boxes and self.is_possible(0.0, 0):
+        """The smallest part of the clocks' bounds that the orders need, or else the slack that they need beyond.
+
+        A part above 1: a clock was further off than its bound, which orders never are.
+        """
+        if not self.boxes:
+            return 0.0, self._slack(0.0)
+        if self.is_possible(0.0, 0):
             return 0.0, 0
-        if self.is_possible(1.0, 0):
-            low, high = 0.0, 1.0
-            for _ in range(10 if self.boxes else 0):
-                middle = (low + high) / 2
-                low, high = (low, middle) if self.is_possible(middle, 0) else (middle, high)
-            return high, 0
-        slack = 1_000
-        while not self.is_possible(1.0, slack) and slack < 1 << 62:
-            slack *= 2
-        low_slack, high_slack = slack // 2, slack
+        scale = 1.0
+        while scale < _MAX_SCALE and not self.is_possible(scale, 0):
+            scale *= 2.0
+        if scale >= _MAX_SCALE:
+            return 1.0, self._slack(1.0)
+        low, high = (0.0 if scale <= 1.0 else scale / 2.0), scale
+        for _ in range(10):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.is_possible(middle, 0) else (middle, high)
+        return high, 0
+
+    def _slack(self, scale: float) -> int:
+        """The smallest slack with which there is a solution, to a few hundred nanoseconds or a thousandth."""
+        if self.is_possible(scale, 0):
+            return 0
+        low, high = 0, 1_000
+        while not self.is_possible(scale, high) and high < _FAR:
+            low, high = high, high * 2
         for _ in range(12):
-            half = (low_slack + high_slack) // 2
-            low_slack, high_slack = (low_slack, half) if self.is_possible(1.0, half) else (half, high_slack)
-        return 1.0, high_slack
+            half = (low + high) // 2
+            low, high = (low, half) if self.is_possible(scale, half) else (half, high)
+        return high
 
     def is_possible(self, scale: float, slack: int) -> bool:
         return self.paths(scale, slack, 1) is not None
@@ -482,7 +799,7 @@ class _System:
         for number, (middle, error) in self.boxes.items():
             reach = int(error * scale) + slack
             edges += [(_GLOBAL, number, reach + middle * direction), (number, _GLOBAL, reach - middle * direction)]
-        distance = {_GLOBAL if self.boxes else self.root: 0}
+        distance = {_GLOBAL if self.boxes else self.anchor: 0}
         for _ in range(len(self.nodes) + 2):
             changed = False
             for source, target, weight in edges:
@@ -500,44 +817,27 @@ class _System:
 _GLOBAL = -1
 
 
-def _apply(domain: Domain, solved: list[tuple[int, int, int | None]], *, smooth: bool) -> None:
+def _apply(domain: Domain, detrended: Clock, solved: list[tuple[int, int, int | None]]) -> None:
     """Correct the mapping of a domain at the knots, with straight lines between them. Earlier knots are replaced."""
     if not solved:
+        domain.clock = domain.base
         return
-    base, old = domain.base, domain.clock
-    ats = [at for at, _, _ in sorted(solved)]
-    # Relative to what the clocks say, so that a pass does not leave bends where the last one had its knots.
-    shifts = [old.map(at) + shift - base.map(at) for at, shift, _ in sorted(solved)]
-    if smooth:
-        shifts = _local_lines(ats, shifts)
-    correction = Clock(ats, shifts, [None] * len(ats))
-    known = Clock(ats, shifts, [error for _, _, error in sorted(solved)])
-    knots = sorted({*base.knots, *ats})
+    base, ats = domain.base, [at for at, _, _ in solved]
+    correction = Clock(ats, [shift for _, shift, _ in solved], [None] * len(ats))
+    known = Clock(ats, correction.values, [error for _, _, error in solved])
+    first, last = (detrended.map(at) + _between(correction, at) - base.map(at) for at in (ats[0], ats[-1]))
+    knots = sorted({*detrended.knots, *ats})
     values, errors = [], []
     for at in knots:
-        shift = _between(correction, at)
-        values.append(base.map(at) + shift)
-        errors.append(_tighter(base.error_ns(at), known.error_ns(at), abs(shift)))
+        if ats[0] <= at <= ats[-1]:
+            value = detrended.map(at) + _between(correction, at)
+        else:
+            value = base.map(at) + (first if at < ats[0] else last)
+        values.append(value)
+        errors.append(_tighter(base.error_ns(at), known.error_ns(at), abs(value - base.map(at))))
     domain.clock = Clock(knots, values, errors, base.slope)
     if domain.by == "wall clock":
         domain.by = "events"
-
-
-def _local_lines(ats: list[int], shifts: list[int]) -> list[int]:
-    """Each value by the line through those around it.
-
-    Where clocks drift between two knots, the orders contradict each other, and what each knot finds is near the truth
-    only. A line through several knots has the drift, and with it the next pass finds orders that agree.
-    """
-    found = []
-    for number, at in enumerate(ats):
-        near = range(max(0, number - _LINE_KNOTS), min(len(ats), number + _LINE_KNOTS + 1))
-        xs, ys = [ats[k] - at for k in near], [shifts[k] - shifts[number] for k in near]
-        mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-        spread = sum((x - mean_x) ** 2 for x in xs)
-        slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
-        found.append(shifts[number] + int(mean_y - slope * mean_x))
-    return found
 
 
 def _between(correction: Clock, at: int) -> int:

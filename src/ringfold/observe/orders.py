@@ -112,6 +112,11 @@ def _tally_payload(tally: list[int], members: Sequence[tuple[int, Op]], time: Ti
                 _note(tally, time(index, op.ended.in_first_ns) - earliest)
 
 
+def part_of(ended: OpEnded) -> int:
+    """When a member had done its part, as far as it is recorded: an op inside the agreement has only its call."""
+    return ended.local_ns or ended.started_ns or ended.called_ns
+
+
 def tightest(ops: Ops, time: Timeline, sizes: Mapping[tuple[GroupId, Epoch], int]) -> Iterator[Order]:
     """Orders that bind most on the present timeline: a few for each member of an op, instead of all pairs.
 
@@ -121,18 +126,16 @@ def tightest(ops: Ops, time: Timeline, sizes: Mapping[tuple[GroupId, Epoch], int
     for members in ops:
         if len(members) < 2:
             continue
-        parts = [
-            (time(index, op.ended.local_ns), index, op.ended.local_ns) for index, op in members if op.ended.local_ns
-        ]
+        parts = [(time(index, at), index, at) for index, op in members if (at := part_of(op.ended))]
         if parts:
             _, late, late_at = max(parts)
             _, soon, soon_at = min((time(index, op.at), index, op.at) for index, op in members)
-            of_peer = {op.peer: (index, op.ended.local_ns) for index, op in members}
+            of_peer = {op.peer: (index, part_of(op.ended)) for index, op in members}
             for index, op in members:
                 if index != late:
                     yield Order("part", late, late_at, index, op.at)
-                if index != soon and op.ended.local_ns:
-                    yield Order("part", index, op.ended.local_ns, soon, soon_at)
+                if index != soon and (part := part_of(op.ended)):
+                    yield Order("part", index, part, soon, soon_at)
                 last, last_at = of_peer.get(op.ended.last_peer, (index, 0))
                 if last_at and last not in (index, late):
                     yield Order("part", last, last_at, index, op.at)
@@ -145,6 +148,25 @@ def _payloads_of_two(members: Sequence[tuple[int, Op]]) -> Iterator[Order]:
     for (index, op), (other, sender) in (members, members[::-1]):
         if op.ended.in_first_ns and sender.ended.out_first_ns:
             yield Order("payload", other, sender.ended.out_first_ns, index, op.ended.in_first_ns)
+
+
+def likely(ops: Ops, time: Timeline, sizes: Mapping[tuple[GroupId, Epoch], int]) -> Iterator[Order]:
+    """Orders that need not hold: of each payload with the one that was handed out first on the present timeline.
+
+    One of the other members has handed out a payload before, but nobody knows which one. With this choice the timeline
+    changes least.
+    """
+    for members in ops:
+        if len(members) < 3 or len(members) != sizes.get(members[0][1].key[:2]):
+            continue
+        sent = [(time(index, at), index, at) for index, op in members if (at := op.ended.out_first_ns)]
+        if len(sent) < len(members):
+            continue
+        (_, first, first_at), (_, second, second_at) = sorted(sent)[:2]
+        for index, op in members:
+            if op.ended.in_first_ns:
+                sender, sent_at = (second, second_at) if index == first else (first, first_at)
+                yield Order("payload", sender, sent_at, index, op.ended.in_first_ns)
 
 
 def epochs(processes: Sequence[Process]) -> Iterator[Order]:
