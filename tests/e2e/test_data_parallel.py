@@ -106,6 +106,45 @@ def test_a_parameter_that_nobody_used_has_no_gradient(run: rf.Communicator) -> N
             parameter.grad = None
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_parameter_that_nobody_used_has_no_gradient_in_any_dtype(run: rf.Communicator, dtype: Any) -> None:  # noqa: ANN401
+    net = Net().to(dtype)
+    model = DataParallel(net, run)
+    for _ in run.steps(until=1):
+        model(batch().to(dtype), "left").backward()
+        assert net.left.weight.grad is not None
+        assert net.right.weight.grad is None
+        assert [len(info.contributors) for info in model.reductions] == [1]
+
+
+def test_the_bucket_that_is_ready_last_begins_at_the_end_of_the_pass(run: rf.Communicator) -> None:
+    model = DataParallel(Net(), run, bucket_bytes=1)
+    in_flight = []
+    for each in model.module.parameters():
+        if each.requires_grad:
+            each.register_post_accumulate_grad_hook(
+                lambda _: in_flight.append(sum(bucket.handle is not None for bucket in model._buckets))
+            )
+    for _ in run.steps(until=1):
+        model(batch()).backward()
+        assert in_flight == [1, 2, 3, 3]
+        assert len(model.reductions) == 4
+
+
+def test_with_two_models_every_bucket_begins_when_it_is_ready(run: rf.Communicator) -> None:
+    """Another peer may end their passes in another order: a peer that waits must have begun all."""
+    models = [DataParallel(Net(), run), DataParallel(Net(), run)]
+    buckets = [bucket for model in models for bucket in model._buckets]
+    in_flight = []
+    for each in (each for model in models for each in model.parameters() if each.requires_grad):
+        each.register_post_accumulate_grad_hook(
+            lambda _: in_flight.append(sum(bucket.handle is not None for bucket in buckets))
+        )
+    for _ in run.steps(until=1):
+        sum(model(batch()) for model in models).backward()
+        assert max(in_flight) == len(buckets) == 2
+
+
 def test_a_peer_without_a_batch_skips(run: rf.Communicator) -> None:
     net = Net()
     model = DataParallel(net, run)

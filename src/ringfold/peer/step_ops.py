@@ -182,6 +182,10 @@ class Outstanding:
         Raises `TooFewPeers` if the group is too small.
         """
         self.look()
+        self.submit_rest()
+
+    def submit_rest(self) -> None:
+        """The same after a `look`."""
         if not any(op.is_filled for op in self._unsubmitted):
             return
         if self._is_bound:

@@ -342,6 +342,13 @@ class Step:
         )
         return self._loop.all_reduce_async(self, begun)
 
+    def _reduce_bucket(
+        self, call: Order, number: int, array: ArrayLike, *, tag: int, quantize: str | None, contribute: bool
+    ) -> ReduceInfo:
+        """The same for one that nothing overlaps with: it is driven by this thread, to its end."""
+        order = (call[0], number)
+        return self._loop.all_reduce(self, _Call(array, "avg", tag, quantize=quantize, contribute=contribute), order)
+
     def broadcast(
         self,
         buffers: Buffers,
@@ -639,8 +646,10 @@ class Loop:
         """The program calls an op that reduces: its place among those of the step."""
         return self._sampling.called(operation, contribute=contribute and self.contributes)
 
-    def all_reduce(self, step: Step, call: "_Call") -> ReduceInfo:
-        order = self.called("all_reduce", contribute=call.contribute)
+    def all_reduce(self, step: Step, call: "_Call", order: Order | None = None) -> ReduceInfo:
+        """`order` is that of a call that `called` knows already."""
+        if order is None:
+            order = self.called("all_reduce", contribute=call.contribute)
         attempt, alone = (lambda: self._reduce(call)), (lambda: self._reduce_alone(call))
         return self.collective(step, attempt, alone, order=order, contribute=call.contribute)
 
@@ -746,7 +755,7 @@ class Loop:
             while True:
                 self._outstanding.look()
                 if op.outcome is None:
-                    self._outstanding.submit()
+                    self._outstanding.submit_rest()
                 if isinstance(op.outcome, RingfoldError):
                     raise copy_error(op.outcome)
                 if op.outcome is not None:

@@ -4,9 +4,12 @@ Gradients travel in *buckets*: flat tensors, each with the gradients of some par
 the last gradient of a bucket is there, its all-reduce begins; the pass goes on meanwhile. At the end of the pass the
 program has the averages of all buckets in `p.grad`, which are views of the buckets: nothing is copied back.
 
-    backward:   hook, hook, hook | hook, hook ...      | last hook | wait
-    buckets:                     0 in flight ----------->
-                                                       1 in flight ----->
+    backward:   hook, hook, hook | hook, hook ...      | last hook | the last op
+    buckets:                     0 in flight ----------------------->
+                                                                   1 ---------->
+
+The bucket that is ready last has nothing to overlap with: its op runs at the end of the pass, and this thread drives it
+from its first byte. So a model of one bucket wakes no other thread. (Not on a GPU, nor if a run has several wrappers.)
 
 Every bucket has a tag of its own, so peers need not begin their buckets in the same order: control flow may differ.
 Which parameters share a bucket must be the same on all peers. At first the order of the parameters decides it,
@@ -36,6 +39,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd import Variable
@@ -43,6 +47,8 @@ from torch.autograd import Variable
 from ringfold.errors import UsageError
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.sampling import Order
+from ringfold.peer.staging import host_view
 from ringfold.peer.step_ops import StepHandle
 from ringfold.peer.steps import Step
 
@@ -54,6 +60,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the first op begins early."""
 BUCKET_BYTES = 16 << 20
 NO_TASK = -1
+_NUMPY_DTYPES = (torch.float16, torch.float32, torch.float64)
 _ALIGNMENT = 16
 """In elements: kernels work on aligned vectors."""
 
@@ -75,6 +82,12 @@ class Bucket:
         self.flat = torch.zeros(end + (0 if is_apart else flags), dtype=first.dtype, device=first.device)
         self.used = torch.zeros(flags, dtype=first.dtype) if is_apart else self.flat[end:]
         self.arrays = [self.flat, self.used] if is_apart and flags else [self.flat]
+        self._used_bits = host_view(self.used) if flags else None
+        """The flags for NumPy, which is faster with few numbers than torch. Of bfloat16 it sees the bits."""
+        self._one = host_view(torch.ones(1, dtype=first.dtype))[0] if flags else 1
+        self.is_on_host = not is_apart
+        self.array = self.flat.numpy() if self.is_on_host and first.dtype in _NUMPY_DTYPES else self.flat
+        """The same as `arrays`, where that is one: the engine takes a NumPy array without a detour."""
         self.views = [
             self.flat[offset : offset + parameter.numel()].view_as(parameter)
             for parameter, offset in zip(self.parameters, self.offsets, strict=True)
@@ -115,17 +128,41 @@ class Bucket:
 
     def write_flags(self) -> None:
         """Before the op: which parameters this peer has used."""
-        self.used.fill_(1)
-        for place in self.unused:
-            self.used[place] = 0
+        if self._used_bits is not None:
+            self._used_bits.fill(self._one)
+            for place in self.unused:
+                self._used_bits[place] = 0
         self.unused.clear()
 
     def drop_unused(self) -> None:
         """After the op: a parameter that nobody has used has no gradient."""
-        if not self.used.numel() or bool(self.used.all()):
+        if self._used_bits is None or np.count_nonzero(self._used_bits) == len(self.parameters):
             return
-        for place in (self.used == 0).nonzero().flatten().tolist():
+        for place in (self._used_bits == 0).nonzero()[0].tolist():
             self.parameters[place].grad = None
+
+
+class _Pass:
+    """What changes with each pass. (To set an attribute of a module costs more than an op of a few bytes.)"""
+
+    __slots__ = ("begun", "call", "drives_last", "infos", "ready_order", "step", "task")
+
+    def __init__(self) -> None:
+        self.step: Step | None = None
+        self.call: Order = (0, 0)
+        """Its place among the calls of its step."""
+        self.task = NO_TASK
+        """Autograd's number of it, while it goes on."""
+        self.begun = 0
+        """How many of its buckets are in flight."""
+        self.drives_last = False
+        """Whether the bucket that is ready last begins at the end. What is on a device never waits for that: it has to
+        be copied. And of two models in one backward pass, which may end in another order on another peer, none may wait
+        before the other one has begun."""
+        self.ready_order: list[int] = []
+        """Parameters in the order of their hooks."""
+        self.infos: tuple[ReduceInfo, ...] = ()
+        """Of the last one that has ended."""
 
 
 _live: "weakref.WeakSet[DataParallel]" = weakref.WeakSet()
@@ -166,20 +203,13 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         self._quantize = quantize
         self._trained = trained_parameters(module)
         self._first_tag = FIRST_TAG + TAGS * _free_number(run, self._trained)
-        self._step_of_pass: Step | None = None
         self.order = torch.full((len(self._trained),), -1)
         """The order of the trained parameters in the buckets; -1 until it is agreed."""
         self.is_order_shared = False
         """Whether `order` is part of the shared state."""
         self._is_on_device = any(parameter.device.type != "cpu" for _, parameter in self._trained)
         self._is_syncing = True
-        self._call = (0, 0)
-        """The place of the pass among the calls of its step."""
-        self._task = NO_TASK
-        """Autograd's number of the pass that goes on."""
-        self._ready_order: list[int] = []
-        """Parameters in the order of their hooks."""
-        self._infos: tuple[ReduceInfo, ...] = ()
+        self._pass = _Pass()
         self._build()
         if self._is_on_device:
             use_calling_thread()
@@ -217,7 +247,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
     @property
     def reductions(self) -> tuple[ReduceInfo, ...]:
         """What became of each bucket in the last pass: its contributors, its epoch, its bytes."""
-        return self._infos
+        return self._pass.infos
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -236,13 +266,12 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         step = self._step()
         if not self._has_begun(step):
             self._begin_pass(step, NO_TASK, contribute=False)
-        for bucket in self._buckets:
-            if bucket.handle is None:
-                for place, parameter in enumerate(bucket.parameters):
-                    parameter.grad = None
-                    bucket.take(place)
-                self._begin(bucket, step, contribute=False)
-        self._wait(step)
+        rest = [bucket for bucket in self._buckets if bucket.handle is None]
+        for bucket in rest:
+            for place, parameter in enumerate(bucket.parameters):
+                parameter.grad = None
+                bucket.take(place)
+        self._reduce(step, rest, contribute=False)
 
     def _ready(self, number: int, parameter: nn.Parameter) -> None:
         """The hook of a parameter: its gradient of this pass is there. Autograd records nothing here."""
@@ -250,15 +279,16 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
             return
         step = self._step()
         task = torch._C._current_graph_task_id()
-        if task != self._task:
+        this = self._pass
+        if task != this.task:
             self._begin_pass(step, task)
             Variable._execution_engine.queue_callback(self._end)
         bucket, place = self._places[number]
         bucket.take(place)
         bucket.note_stream()
         bucket.ready.add(place)
-        self._ready_order.append(number)
-        if bucket.is_ready:
+        this.ready_order.append(number)
+        if bucket.is_ready and (this.begun < len(self._buckets) - 1 or not (this.drives_last and bucket.is_on_host)):
             self._begin(bucket, step)
 
     def _step(self) -> Step:
@@ -273,7 +303,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
 
     def _has_begun(self, step: Step) -> bool:
         """Whether buckets of a pass of this step are in flight. Those of an earlier step have ended with it."""
-        return self._step_of_pass is step and any(bucket.handle is not None for bucket in self._buckets)
+        return self._pass.step is step and self._pass.begun > 0
 
     def _begin_pass(self, step: Step, task: int, *, contribute: bool = True) -> None:
         if self._has_begun(step):
@@ -281,53 +311,79 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
                 "the last backward() of this step failed when some of its gradients were sent already: call skip() "
                 "instead of the next one, so that the other peers get the rest"
             )
-        self._call = step._call_for_buckets(contribute=contribute)
-        self._task, self._step_of_pass = task, step
+        this = self._pass
+        this.call = step._call_for_buckets(contribute=contribute)
+        this.task, this.step = task, step
+        this.drives_last = _is_only(self)
         self._end_pass()
-        if not torch.equal(self.order, self._built_for):
+        if self.is_order_shared and not torch.equal(self.order, self._built_for):
             self._build()
 
     def _begin(self, bucket: Bucket, step: Step, *, contribute: bool = True) -> None:
-        bucket.follow_streams()
-        if self._quantize is None:
-            bucket.write_flags()
+        self._prepare(bucket)
         bucket.handle = step._begin_bucket(
-            self._call,
+            self._pass.call,
             bucket.index,
             bucket.arrays,
-            tag=self._first_tag + 1 + bucket.index,
+            tag=self._tag_of(bucket),
             quantize=self._quantize,
             contribute=contribute,
         )
+        self._pass.begun += 1
+
+    def _prepare(self, bucket: Bucket) -> None:
+        bucket.follow_streams()
+        bucket.write_flags()
+
+    def _tag_of(self, bucket: Bucket) -> int:
+        return self._first_tag + 1 + bucket.index
 
     def _end(self) -> None:
-        """The pass is over. Buckets with parameters that were not used begin now."""
+        """The pass is over. Buckets with parameters that were not used begin now, and the last one."""
         step = self._step()
-        for bucket in self._buckets:
-            if bucket.handle is None:
+        rest = [bucket for bucket in self._buckets if bucket.handle is None]
+        for bucket in rest:
+            if not bucket.is_ready:
                 with torch.no_grad():
                     for place in range(len(bucket.parameters)):
                         if place not in bucket.ready:
                             bucket.take(place)
-                self._begin(bucket, step)
-        self._wait(step)
+        self._reduce(step, rest)
 
-    def _wait(self, step: Step) -> None:
+    def _reduce(self, step: Step, rest: Sequence[Bucket], *, contribute: bool = True) -> None:
+        """Reduce the buckets that have not begun, and wait for all."""
+        last = rest[-1] if rest and self._pass.drives_last and rest[-1].is_on_host else None
+        for bucket in rest:
+            if bucket is not last:
+                self._begin(bucket, step, contribute=contribute)
         try:
+            last_info = None if last is None else self._run_last(last, step, contribute=contribute)
             infos = []
             for bucket in self._buckets:
-                assert bucket.handle is not None
-                infos.append(bucket.handle.wait())
+                infos.append(last_info if bucket is last and last_info is not None else _ended(bucket))
                 bucket.drop_unused()
-            self._infos = tuple(infos)
+            self._pass.infos = tuple(infos)
             if self.is_order_shared and not self._is_order_agreed:
-                self._agree_on_order(step, self._ready_order)
+                self._agree_on_order(step, self._pass.ready_order)
         finally:
-            self._task = NO_TASK
+            self._pass.task = NO_TASK
             self._end_pass()
 
+    def _run_last(self, bucket: Bucket, step: Step, *, contribute: bool) -> ReduceInfo:
+        """All others are in flight: this thread drives this one, and them."""
+        self._prepare(bucket)
+        return step._reduce_bucket(
+            self._pass.call,
+            bucket.index,
+            bucket.array,
+            tag=self._tag_of(bucket),
+            quantize=self._quantize,
+            contribute=contribute,
+        )
+
     def _end_pass(self) -> None:
-        self._ready_order = []
+        self._pass.ready_order = []
+        self._pass.begun = 0
         for bucket in self._buckets:
             bucket.ready.clear()
             bucket.unused.clear()
@@ -339,6 +395,16 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is not looked at b
         proposed = torch.tensor([*ready, *rest])
         step.broadcast(proposed, root=0, tag=self._first_tag)
         self.order.copy_(proposed)
+
+
+def _is_only(wrapper: DataParallel) -> bool:
+    """Whether no other module of its run is wrapped."""
+    return all(each is wrapper or each._run is not wrapper._run for each in _live)
+
+
+def _ended(bucket: Bucket) -> ReduceInfo:
+    assert bucket.handle is not None
+    return bucket.handle.wait()
 
 
 def use_calling_thread() -> None:
