@@ -251,6 +251,7 @@ class Communicator:
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
                 is_usual = timeout_s is None and tag not in ops.final_tags
                 timeout_ns = ops.timeout_ns if is_usual else ops.timeout_of(tag, timeout_s)
+                ops.apply_step()
                 try:
                     result = self._all_reduce(buffers, code, reduce_op, tag, 1 if retry else 0, timeout_ns)
                 except (ValueError, TypeError) as error:

@@ -61,6 +61,9 @@ class Ops:
         At the same point of its program a thread has seen the end of the same ops on all peers. What other threads have
         seen by then differs from peer to peer."""
         self._calls = 0
+        self._step_lock = threads.Lock()
+        self.step_due: int | None = None
+        """The engine's number of the step that it learns of with the next op."""
         self.use_session(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op is submitted."""
@@ -68,8 +71,10 @@ class Ops:
 
     def use_session(self, session: Session) -> None:
         """Use a new session: nothing is in flight there, and nothing has returned."""
-        self.session = session
-        self.engine = session.engine
+        with self._step_lock:
+            self.session = session
+            self.engine = session.engine
+            self.step_due = None
         self.in_flight.clear()
         self.call_returned()
 
@@ -122,6 +127,7 @@ class Ops:
             pipeline = source.pipeline(target, *self._place) if is_pipelined else None
             return self._run_submitted(operation, tag, source, target, submit, pipeline, retry=retry)
         self.check_tag(operation, tag)
+        self.apply_step()
         try:
             result = self.engine.collective(
                 OpRequest(
@@ -287,6 +293,7 @@ class Ops:
         contribute: bool = True,
         blocks: Blocks | None = None,
     ) -> int:
+        self.apply_step()
         try:
             return self.engine.submit(
                 OpRequest(
@@ -317,8 +324,22 @@ class Ops:
             return error
 
     def set_step(self, step: int | None) -> None:
-        """The program begins this step, or is outside of any: its calls are counted from 0 again."""
-        self.engine.set_step(NO_STEP if step is None else step)
+        """The program begins this step, or is outside of any: its calls are counted from 0 again.
+
+        It counts from the next op on. A command to the engine wakes the engine's thread, which would then compete with
+        what the program computes before that op.
+        """
+        with self._step_lock:
+            self.step_due = NO_STEP if step is None else step
+
+    def apply_step(self) -> None:
+        """An op is about to be submitted. Another thread's op waits until the engine knows the step."""
+        if self.step_due is None:
+            return
+        with self._step_lock:
+            if self.step_due is not None:
+                self.engine.set_step(self.step_due)
+                self.step_due = None
 
     def returned(self, operation: str, result: OpResult) -> ReduceInfo:
         if result.status != OK:
