@@ -21,24 +21,23 @@ class SimulatedWorkers : public ChannelDriver {
     return true;
   }
 
-  void work(Core& core, std::uint32_t channel) {
-    auto& commands = commands_[channel];
-    while (!commands.empty()) {
-      const ChannelCommand command = std::move(commands.front());
-      commands.pop_front();
-      core.channel(channel).execute(command);
-    }
-  }
-  // One that happens to get the processor, or none.
+  // One that happens to get the processor, or none. Now and then one gets none for long.
   void work_somewhere(Core& core) {
+    if (held_for_ > 0) --held_for_;
     if (commands_.empty() || rng_() % 2 == 0) return;
-    work(core, std::next(commands_.begin(), static_cast<std::ptrdiff_t>(rng_() % commands_.size()))->first);
+    const auto& [channel, commands] =
+        *std::next(commands_.begin(), static_cast<std::ptrdiff_t>(rng_() % commands_.size()));
+    if (channel == held_ && held_for_ > 0) return;
+    work(core, channel, rng_() % (commands.size() + 1));
+    if (held_for_ > 0 || commands.empty() || rng_() % 4 != 0) return;
+    held_ = channel;
+    held_for_ = rng_() % 500;
   }
 
   // Around what is done while all stand still, and nothing is outstanding.
   template <typename Command>
   void stand_still(Core& core, Ns now, Command command) {
-    for (auto& [channel, commands] : commands_) work(core, channel);
+    for (auto& [channel, commands] : commands_) work(core, channel, commands.size());
     still_ = true;
     core.route(now);
     command();
@@ -47,8 +46,19 @@ class SimulatedWorkers : public ChannelDriver {
   }
 
  private:
+  void work(Core& core, std::uint32_t channel, std::size_t count) {
+    auto& commands = commands_[channel];
+    for (; count > 0; --count) {
+      const ChannelCommand command = std::move(commands.front());
+      commands.pop_front();
+      core.channel(channel).execute(command);
+    }
+  }
+
   std::map<std::uint32_t, std::deque<ChannelCommand>> commands_;
   std::minstd_rand rng_;
+  std::uint32_t held_ = 0;
+  std::size_t held_for_ = 0;  // so many events more
   bool still_ = false;
 };
 
@@ -168,7 +178,12 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
       "tick",
       [](PyCore& self, Ns now) {
         self.now_ = now;
-        self.stand_still([&] { self.core_.tick(now); });
+        if (self.core_.is_tick_wide(now)) {
+          self.stand_still([&] { self.core_.tick(now); });
+        } else {
+          self.core_.tick(now);
+          self.core_.route(now);
+        }
       },
       "now"_a);
   cls.def(

@@ -285,6 +285,59 @@ TEST(a_worker_that_sleeps_reports_what_a_command_led_to) {
   worker.shutdown();
 }
 
+// While a worker reports, another thread that makes it stand still may carry out its commands.
+TEST(a_worker_does_not_sleep_with_a_report_that_came_while_it_reported) {
+  EpochState epoch;
+  epoch.install({1, 0, 2, {10, 20}, false, 0, 4096});
+  ShareSources advice;
+  const Planted planted{};
+  Channel channel(1, epoch, advice, planted);
+  channel.install(0);
+  BackupPool pool;
+  std::vector<float> values(4'000, 1.0f);
+  std::vector<std::unique_ptr<Op>> ops;
+  for (std::uint64_t tag = 0; tag < 2; ++tag) {
+    ops.push_back(std::make_unique<Op>(tag, all_reduce(values, tag)));
+    ops.back()->start({.size = 2, .segment_bytes = 4096, .channels = 2}, 0, pool);
+    ops.back()->parts_to_end = 1;
+  }
+  Mailbox<Report> reports;
+  Worker* working = nullptr;
+  bool has_settled = false;
+  Worker worker(channel, 0, reports, [&](bool) {
+    if (std::exchange(has_settled, true)) return;
+    working->post({.kind = ChannelCommand::Kind::begin, .part = ops[1]->parts.back()});
+    working->post({.kind = ChannelCommand::Kind::end, .part = ops[1]->parts.back()});
+    working->stop();
+    working->wait_until_stopped();
+    working->execute_commands();
+    working->go_on(false);
+  });
+  working = &worker;
+  channel.begin(0, ops[0]->parts.back());
+  channel.end(ops[0]->parts.back(), true);
+  worker.go_on(false);
+  std::size_t count = 0;
+  CHECK(eventually([&] { return (count += reports.take().size()) == 2; }));
+  worker.shutdown();
+}
+
+// The last one is `Leave`.
+TEST(a_message_after_the_call_of_an_op_leaves_before_the_engine_ends) {
+  for (int time = 0; time < 10; ++time) {
+    Ring ring({.size = 2, .channels = 2, .segment = 1 << 20, .spin = 0});
+    const auto [out, in] = ring.connection(0, 1);
+    ring.engine(1).with_core([conn = in](Core& core, Ns now) { core.resume(now, conn); });
+    std::vector<float> values(262'144, 1.0f);
+    ring.engine(0).submit(all_reduce(values, 0));
+    ring.engine(0).with_core([conn = out](Core& core, Ns) { core.send(conn, "leave", 5); });
+    ring.engine(0).with_core([](Core& core, Ns) { core.ops().fail_all(OpStatus::failed, {}); });
+    ring.engine(0).shutdown();
+    CHECK(eventually([&] { return ring.peer(1).has(Event::Kind::closed) || ring.peer(1).has(Event::Kind::message); }));
+    CHECK(ring.peer(1).has(Event::Kind::message));
+  }
+}
+
 TEST(many_threads_call_at_once_on_three_peers) { many_threads_call_at_once({.size = 3}); }
 
 TEST(many_threads_call_at_once_without_spinning) { many_threads_call_at_once({.size = 2, .spin = 0}); }

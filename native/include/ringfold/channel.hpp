@@ -66,8 +66,7 @@ struct Report {
 // anything that is decided later.
 struct ChannelCommand {
   enum class Kind : std::uint8_t {
-    begin,      // Channel::begin(`now`, `part`)
-    replay,     // Channel::replay(`part`)
+    begin,      // Channel::begin(`now`, `part`), and replay(`part`)
     end,        // Channel::end(`part`), committed
     violation,  // Channel::violation(`from`, `text`)
   };
@@ -136,9 +135,10 @@ class Channel {
   std::array<Rtt, max_paths> path_rtts(Ns now, PeerId peer) const;
   std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const;
 
-  // Parts. begin() takes one up, replay() applies what came before it; in between the core has sent what it had to say
-  // about the op. After end() no lane reads from the caller's memory any more; the last part of a committed op that
-  // ends is reported.
+  // Parts. begin() takes one up, replay() applies what came before it; in between the core sends what it has to say
+  // about the op, on channel 0. No frame may come in between: with Ready the neighbour gets back what it may send
+  // early, and what came before still counts. After end() no lane reads from the caller's memory any more; the last
+  // part of a committed op that ends is reported.
   void execute(const ChannelCommand& command);
   void begin(Ns now, const PartPtr& part);
   void replay(const PartPtr& part);

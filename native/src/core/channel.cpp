@@ -350,10 +350,16 @@ bool Channel::stash(TagState& tag, const Lane& from, Side side, const FrameHeade
   return true;
 }
 
+// Where an op has nothing to move here, the neighbour may have ended it before this, and called the next one of its
+// tag. What came of that one stays.
 std::vector<Channel::Stashed> Channel::take_stash(TagState& tag, std::uint32_t sequence) {
-  std::vector<Stashed> stashed = std::exchange(tag.stash, {});
-  tag.stash_bytes = 0;
+  const auto later = std::stable_partition(tag.stash.begin(), tag.stash.end(), [sequence](const Stashed& frame) {
+    return !is_before(sequence, frame.header.sequence);
+  });
+  std::vector<Stashed> stashed(std::make_move_iterator(tag.stash.begin()), std::make_move_iterator(later));
+  tag.stash.erase(tag.stash.begin(), later);
   for (const Stashed& frame : stashed) {
+    tag.stash_bytes -= frame.header.length + sizeof frame.header;
     if (frame.header.kind != LaneFrame::data) continue;
     early_[frame.from].stashed -= frame.header.length;
     early_[frame.from].received -= frame.header.length;
@@ -427,8 +433,6 @@ void Channel::execute(const ChannelCommand& command) {
   switch (command.kind) {
     case ChannelCommand::Kind::begin:
       begin(command.now, command.part);
-      break;
-    case ChannelCommand::Kind::replay:
       replay(command.part);
       break;
     case ChannelCommand::Kind::end:

@@ -123,14 +123,17 @@ void OpTable::start(Ns now, const OpPtr& op) {
   const bool whole_through_master = op->small && spec.evidence_by_master;
   if (!whole_through_master) channels_.at(0).send(next_side, op->header(LaneFrame::open), raw(op->descriptor));
   const std::vector<PartPtr> parts = op->parts;  // until the end of this call, whatever it leads to
-  for (const PartPtr& part : parts) channels_.command(part->channel, {ChannelCommand::Kind::begin, part, now});
+  channels_.at(0).begin(now, parts.front());     // it has a part of every op
+  for (const PartPtr& part : parts) {
+    if (part->channel > 0) channels_.command(part->channel, {ChannelCommand::Kind::begin, part, now});
+  }
   if (op->small) op->payloads[spec.rank] = op->own_payload();
   if (!op->small && op->is_absent(spec.rank)) {
     send_absent(*op, next_side, spec.rank);
     if (spec.size > 2) send_absent(*op, previous_side, spec.rank);
   }
   if (op->small || op->local_part_finished()) local_part_done(now, op);
-  for (const PartPtr& part : parts) channels_.command(part->channel, {ChannelCommand::Kind::replay, part});
+  channels_.at(0).replay(parts.front());
 }
 
 OpPtr OpTable::find(std::uint64_t id) const {

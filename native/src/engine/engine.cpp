@@ -164,12 +164,14 @@ Engine::Turn::Turn(Engine& engine, During during) : engine_(engine), lock_(engin
 
 Engine::Turn::~Turn() {
   const Ns now = monotonic_now();
+  const bool is_call = !still_;
   if (still_) {
     engine_.look_at_hints(now, *still_);
     engine_.settle_sockets(*still_);
     still_.reset();
   }
-  if (engine_.burst_left(now) == 0) engine_.flush_dirty(now);
+  // What another command has queued leaves now: the next one may be the end of the engine.
+  if (!is_call || engine_.burst_left(now) == 0) engine_.flush_dirty(now);
   engine_.settle_if_wanted();
   engine_.notify_waiters();
   engine_.wanted_ = true;
@@ -368,7 +370,7 @@ void Engine::tick(Ns now) {
     if (socket.connecting && now >= socket.deadline) late.push_back(conn);
   }
   for (const ConnId conn : late) {
-    core_.lost(now, conn, "no answer to the connection attempt");
+    if (core_.is_message(conn)) core_.lost(now, conn, "no answer to the connection attempt");
     close_socket(conn);
   }
   settle_if_wanted();
@@ -380,7 +382,8 @@ std::uint64_t Engine::submit(OpSpec spec) {
   const Ns now = monotonic_now();
   const std::uint64_t id = core_.submit(now, std::move(spec));
   if (const OpPtr op = core_.find(id); op != nullptr && op->parts.size() > 1) {
-    if (now - last_of_burst_ >= within_burst) burst_began_ = now;
+    // Channel 0 has as long as the longest burst before another one begins.
+    if (now - last_of_burst_ >= within_burst && now - burst_began_ >= 2 * longest_burst) burst_began_ = now;
     last_of_burst_ = now;
   }
   return id;
@@ -468,7 +471,10 @@ void Engine::service() {
     const bool just_called = now - last_drive_ < parked_after_call && !core_.ops().any_in_flight();
     const Ns burst = burst_left(now);
     if (driving_.load() || (just_called && !wanted_) || burst > 0) {
-      if (!driving_.load() && !is_resting()) settle_if_wanted();
+      if (!driving_.load() && !is_resting()) {
+        settle_if_wanted();
+        notify_waiters();
+      }
       if (now - last_tick_ >= driver_is_late) poll_all(lock, 0);
       const Ns parked = driving_.load() ? parked_for : burst > 0 ? burst : parked_after_call;
       service_wanted_.wait_for(lock, std::chrono::nanoseconds(parked));

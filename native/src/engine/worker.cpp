@@ -68,13 +68,13 @@ Worker::~Worker() {
 // Whoever is awake looks at its commands before it sleeps. A sleeper is not woken for what takes a moment; the segments
 // that came early are for its own thread.
 void Worker::post(ChannelCommand command) {
-  const bool is_replay = command.kind == ChannelCommand::Kind::replay;
+  const bool is_begin = command.kind == ChannelCommand::Kind::begin;
   const PartPtr part = command.part;
   commands_.post(std::move(command));
   if (!mutex_.try_lock()) return;
   bool has_work = false;
   if (is_asleep_ && !is_called_) {
-    is_called_ = has_work = is_replay && lanes_.channel().has_early(*part);
+    is_called_ = has_work = is_begin && lanes_.channel().has_early(*part);
     if (!is_called_) {
       execute_commands();
       has_work = has_more_to_do();
@@ -163,7 +163,10 @@ void Worker::work() {
     bool progressed = execute_commands();
     progressed |= lanes_.poll(now, stops_wanted_);
     lanes_.look(now);
-    if (lanes_.channel().wants_core()) report(lock);
+    if (lanes_.channel().wants_core()) {
+      report(lock);
+      progressed = true;  // who had the lock meanwhile may have left another report
+    }
     if (progressed) {
       idle_since = now;
     } else if (now - idle_since >= spin_) {
