@@ -3,15 +3,23 @@
 Each library has a team of replicas that train a model of 1 MiB without a pause; the other team sleeps. The figures:
 
 - `step`: what a step costs beyond the same step without any library, of rank 0.
+- `step CPU`: the same of the CPU time of all threads of a replica. It does not depend on how many replicas share a
+  core, nor on who waits for whom; the master and the lighthouse are not in it.
 - `SIGKILL`: from just before the signal to the *last* survivor's first committed step without the killed replica.
+- `SIGKILL, 100 ms`: the same where torchft's lighthouse gives stragglers 100 ms to join the quorum.
 - `SIGSTOP`: the same for a frozen replica. Ringfold evicts it after `evict_after_ms`, 5 s; so long is torchft's timeout
   of an op here.
 - `join`: from the order to join to the newcomer's first committed step with all; its imports are done before.
 
-torchft's lighthouse has `heartbeat_timeout_ms` 1,000 instead of 5,000; its other settings are its defaults.
+torchft's lighthouse has `heartbeat_timeout_ms` 1,000 instead of 5,000. Its other settings are the defaults of
+`torchft_lighthouse`, the command that torchft recommends: above all, `join_timeout_ms` is 60,000. A lighthouse waits so
+long for a replica whose last heartbeat is recent, and one that was killed sent it just before. `LighthouseServer`,
+which torchft has for tests, waits for 100 ms by default: kills cost less, and a replica that is later than that once,
+because its machine is busy, is left out of the quorum.
 """
 
 import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,12 +29,20 @@ import typer
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, times
-from ringfold.tools.cluster import LocalCluster, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
 
 WORKER = str(Path(__file__).with_name("torchft_worker.py"))
+Figures = dict[str, list[float]]
+"""Of a library: nanoseconds, by what took them."""
+JOIN_TIMEOUT_MS = 60_000
+SHORT_JOIN_TIMEOUT_MS = 100
+SHORT = f"SIGKILL, {SHORT_JOIN_TIMEOUT_MS} ms"
 START_S = 120.0
 REPLY_S = 60.0
 
+PAUSE_S = 0.3
+"""Of undisturbed steps before a signal, and before a join."""
+WHAT = ("step", "step CPU", "SIGKILL", SHORT, "SIGSTOP", "join")
 COLUMNS = (
     Column("what", "what"),
     Column("replicas", "replicas"),
@@ -52,24 +68,26 @@ def command(
     libraries = [one for one in ("ringfold", "torchft") if one not in skipped]
     if "ringfold" in skipped:
         raise typer.BadParameter(skipped["ringfold"])
-    taken: dict[str, dict[str, list[float]]] = {}
+    taken: dict[str, Figures] = {}
     with reports.guarded(as_json=as_json) as progress:
-        task = progress.add_task("starting", total=len(libraries) * (1 + kills + stops))
+        short_kills = kills if "torchft" in libraries else 0
+        task = progress.add_task("starting", total=len(libraries) * (1 + kills + stops) + short_kills)
+        losses = ["SIGKILL"] * kills + ["SIGSTOP"] * stops
         for library in libraries:
             progress.update(task, description=library)
             with LocalCluster() as cluster:
                 team = Team(cluster, library, replicas)
-                found = taken[library] = {"step": team.step_overhead(seconds)}
+                taken[library] = team.step_overhead(seconds)
                 progress.advance(task)
-                for what, count in (("SIGKILL", kills), ("SIGSTOP", stops)):
-                    for _ in range(count):
-                        cluster.pause(0.3)
-                        found.setdefault(what, []).append(team.lose(freeze=what == "SIGSTOP"))
-                        found.setdefault("join", []).append(team.join())
-                        progress.advance(task)
-    figures = [
-        row_of(what, replicas, taken) for what in ("step", "SIGKILL", "SIGSTOP", "join") if what in taken["ringfold"]
-    ]
+                team.lose_and_join(losses, taken[library], lambda: progress.advance(task))
+        if short_kills:
+            progress.update(task, description=SHORT)
+            apart: Figures = {}
+            with LocalCluster() as cluster:
+                team = Team(cluster, "torchft", replicas, SHORT_JOIN_TIMEOUT_MS)
+                team.lose_and_join(["SIGKILL"] * kills, apart, lambda: progress.advance(task))
+            taken["torchft"][SHORT], taken["ringfold"][SHORT] = apart["SIGKILL"], taken["ringfold"]["SIGKILL"]
+    figures = [row_of(what, replicas, taken) for what in WHAT if what in taken["ringfold"]]
     settings: dict[str, object] = {"replicas": replicas, "kills": kills, "stops": stops, "seconds": seconds}
     result = reports.report("torchft", settings, figures, peers=libraries, skipped=skipped)
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
@@ -84,7 +102,7 @@ def missing_libraries() -> dict[str, str]:
     return missing
 
 
-def row_of(what: str, replicas: int, taken: dict[str, dict[str, list[float]]]) -> Row:
+def row_of(what: str, replicas: int, taken: dict[str, Figures]) -> Row:
     row: Row = {"what": what, "replicas": replicas, "torchft_over_ringfold": None}
     for library, found in taken.items():
         values = found[what]
@@ -100,18 +118,20 @@ def row_of(what: str, replicas: int, taken: dict[str, dict[str, list[float]]]) -
 class Team:
     """The server and the replicas of one library, and what is done to them."""
 
-    def __init__(self, cluster: LocalCluster, library: str, replicas: int) -> None:
+    def __init__(
+        self, cluster: LocalCluster, library: str, replicas: int, join_timeout_ms: int = JOIN_TIMEOUT_MS
+    ) -> None:
         self._cluster, self._library, self._replicas = cluster, library, replicas
         self._started = 0
-        self._where = self._start_server()
+        self._where = self._start_server(join_timeout_ms)
         self.names: list[str] = []
         self._armed = [self._arm() for _ in range(replicas)]
         for name in list(self._armed):
             self._order_to_join(name)
         self._wait_for(replicas, START_S)
 
-    def step_overhead(self, seconds: float) -> list[float]:
-        """The nanoseconds of rank 0's steps beyond the mean of steps without a library.
+    def step_overhead(self, seconds: float) -> Figures:
+        """The nanoseconds of rank 0's steps beyond the mean of steps without a library; of each replica, of CPU.
 
         The mean: where replicas outnumber the cores, most of these short steps end before the kernel takes the core
         away, so that their median leaves the others' computation out.
@@ -119,8 +139,20 @@ class Team:
         self._cluster.pause(1.0)
         self._times()
         self._cluster.pause(seconds)
-        durations, alone = self._times()
-        return [each - float(np.mean(alone)) for each in durations]
+        times = self._times()
+        first = times[self.names[0]]
+        alone = float(np.mean(first["alone_ns"]))
+        return {
+            "step": [each - alone for each in first["durations_ns"]],
+            "step CPU": [each["cpu_ns"] - each["alone_cpu_ns"] for each in times.values()],
+        }
+
+    def lose_and_join(self, losses: Sequence[str], found: Figures, advance: Callable[[], None]) -> None:
+        for what in losses:
+            self._cluster.pause(PAUSE_S)
+            found.setdefault(what, []).append(self.lose(freeze=what == "SIGSTOP"))
+            found.setdefault("join", []).append(self.join())
+            advance()
 
     def lose(self, *, freeze: bool) -> float:
         victim = self.names.pop()
@@ -133,15 +165,15 @@ class Team:
 
     def join(self) -> float:
         name = self._arm()
-        self._cluster.pause(0.3)
+        self._cluster.pause(PAUSE_S)
         at = monotonic_ns()
         self._order_to_join(name)
         return self._wait_for(self._replicas, START_S)[name] - at
 
-    def _start_server(self) -> str:
+    def _start_server(self, join_timeout_ms: int) -> str:
         if self._library == "ringfold":
             return self._cluster.start_master().address
-        self._cluster.start_worker("lighthouse", WORKER, "lighthouse")
+        self._cluster.start_worker("lighthouse", WORKER, "lighthouse", join_timeout_ms)
         self._cluster.wait_connected(["lighthouse"], START_S)
         return str(self._cluster.gather(["lighthouse"], START_S)["lighthouse"]["address"])
 
@@ -157,17 +189,20 @@ class Team:
         self._cluster.send([name], {"do": "join"})
         self.names.append(name)
 
-    def _times(self) -> tuple[list[int], list[int]]:
-        """The times of rank 0's steps since the last call, and of steps without a library, all at the same time."""
+    def _times(self) -> dict[str, Message]:
+        """Of each replica, its report on the steps since the last call, and on steps without a library.
+
+        All measure the latter at the same time.
+        """
         self._cluster.send(self.names, {"do": "report"})
-        found: dict[str, tuple[list[int], list[int]]] = {}
+        found: dict[str, Message] = {}
         while missing := [name for name in self.names if name not in found]:
             got = self._cluster.receive(REPLY_S, missing)
             if got is None:
                 raise ProcessFailed(missing[0], "sent no times", self._cluster.log_tail(missing[0]))
             if "durations_ns" in got[1]:
-                found[got[0]] = got[1]["durations_ns"], got[1]["alone_ns"]
-        return found[self.names[0]]
+                found[got[0]] = got[1]
+        return found
 
     def _wait_for(self, participants: int, timeout_s: float) -> dict[str, int]:
         """Wait until each living replica has committed a step of so many; the instant of each one's first."""

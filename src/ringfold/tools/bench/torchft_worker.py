@@ -1,8 +1,9 @@
 """One replica of `ringfold bench torchft`, for either library: `torchft_worker.py ADDRESS NAME LIBRARY WHERE REPLICAS`.
 
 It trains a model of 1 MiB on random batches without a pause, and reports each step whose number of participants is a
-new one. On request it reports the times of its steps since the last request. The libraries differ in `steps_of_...`
-only. `lighthouse` is torchft's server. This file is run by path.
+new one. On request it reports the times of its steps since the last request, and the CPU time of all its threads in
+them. The libraries differ in `steps_of_...` only. With `lighthouse` as the library it is torchft's server, and WHERE is
+the join timeout in milliseconds. This file is run by path.
 """
 
 import importlib
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.clock import monotonic_ns, process_cpu_ns
 from ringfold.tools.cluster import Channel, ChannelClosed, die_with_parent
 
 WIDTH = 512
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> None:
     channel = Channel.connect(address, name)
     try:
         if library == "lighthouse":
-            serve_lighthouse(channel)
+            serve_lighthouse(channel, int(rest[0]))
             return
         where, replicas = rest[0], int(rest[1])
         importlib.import_module("ringfold.torch.data_parallel" if library == "ringfold" else "torchft.ddp")
@@ -51,15 +52,18 @@ def main(arguments: list[str]) -> None:
 
 
 def report(channel: Channel, steps: Iterator[Step]) -> None:
-    participants, durations = 0, list[int]()
+    participants, durations, since = 0, list[int](), process_cpu_ns()
     for now, took in steps:
         durations.append(took)
         if now != participants:
             participants = now
             channel.send({"participants": now, "at_ns": monotonic_ns()})
         if channel.receive(0.0) is not None:
-            channel.send({"durations_ns": durations, "alone_ns": alone_times()})
-            durations = []
+            used, began = process_cpu_ns() - since, process_cpu_ns()
+            alone = alone_times()
+            cpu, alone_cpu = used // len(durations), (process_cpu_ns() - began) // len(alone)
+            channel.send({"durations_ns": durations, "alone_ns": alone, "cpu_ns": cpu, "alone_cpu_ns": alone_cpu})
+            durations, since = [], process_cpu_ns()
 
 
 def model_of(seed: int = 1) -> nn.Module:
@@ -149,10 +153,16 @@ def steps_of_torchft(where: str, name: str, replicas: int) -> Iterator[Step]:
         before = after
 
 
-def serve_lighthouse(channel: Channel) -> None:
+def serve_lighthouse(channel: Channel, join_timeout_ms: int) -> None:
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(bind="[::]:0", min_replicas=2, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS)
+    server = LighthouseServer(
+        bind="[::]:0",
+        min_replicas=2,
+        join_timeout_ms=join_timeout_ms,
+        quorum_tick_ms=100,
+        heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
+    )
     channel.send({"address": server.address()})
     channel.receive()
 
