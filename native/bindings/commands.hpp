@@ -95,12 +95,6 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       },
       "tag"_a, "step"_a, "call"_a, "reason"_a, "This call fails, also if it has not been made here yet.");
   cls.def(
-      "set_step",
-      [with](Class& self, std::uint64_t step) {
-        with(self, [&](Core& core, Ns) { core.ops().names().set_step(step); });
-      },
-      "step"_a, "The program begins this step (2**64 - 1: none): calls are counted from 0 again.");
-  cls.def(
       "restart_calls", [with](Class& self) { with(self, [](Core& core, Ns) { core.ops().names().restart(); }); },
       "A peer was admitted: all members count their calls from 0 again.");
   cls.def(

@@ -261,6 +261,13 @@ void bind_engine(nb::module_& m) {
         return self.engine().look_at_ops([](OpTable& ops) { return ops.tags_in_flight(); });
       },
       "The tags of all ops that have not ended.");
+  cls.def(
+      "set_step",
+      [](PyEngine& self, std::uint64_t step) {
+        nb::gil_scoped_release free;
+        self.engine().look_at_ops([step](OpTable& ops) { ops.names().set_step(step); });
+      },
+      "step"_a, "The program begins this step (2**64 - 1: none): calls are counted from 0 again.");
   cls.def("run_op", &PyEngine::run_op, "op"_a, "Drive from this thread until the op ended; its result, once.");
   cls.def("wait_op", &PyEngine::wait_op, "op"_a, "timeout_s"_a, "Block without the GIL until the op ended.");
   cls.def("poll", &PyEngine::poll, "op"_a, "The op's result, or None while it is in flight.");

@@ -219,6 +219,7 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
         return found->result;
       },
       "op"_a);
+  cls.def("set_step", [](PyCore& self, std::uint64_t step) { self.core_.ops().names().set_step(step); }, "step"_a);
   cls.def("tags_in_flight", [](PyCore& self) { return self.core_.ops().tags_in_flight(); });
   cls.def(
       "cancel",

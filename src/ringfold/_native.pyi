@@ -393,11 +393,6 @@ class Core:
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
         """This call fails, also if it has not been made here yet."""
 
-    def set_step(self, step: int) -> None:
-        """
-        The program begins this step (2**64 - 1: none): calls are counted from 0 again.
-        """
-
     def restart_calls(self) -> None:
         """A peer was admitted: all members count their calls from 0 again."""
 
@@ -472,6 +467,8 @@ class Core:
 
     def poll(self, op: int) -> OpResult | None: ...
 
+    def set_step(self, step: int) -> None: ...
+
     def tags_in_flight(self) -> list[int]: ...
 
     def cancel(self, op: int) -> bool: ...
@@ -520,11 +517,6 @@ class Engine:
 
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
         """This call fails, also if it has not been made here yet."""
-
-    def set_step(self, step: int) -> None:
-        """
-        The program begins this step (2**64 - 1: none): calls are counted from 0 again.
-        """
 
     def restart_calls(self) -> None:
         """A peer was admitted: all members count their calls from 0 again."""
@@ -624,6 +616,11 @@ class Engine:
 
     def tags_in_flight(self) -> list[int]:
         """The tags of all ops that have not ended."""
+
+    def set_step(self, step: int) -> None:
+        """
+        The program begins this step (2**64 - 1: none): calls are counted from 0 again.
+        """
 
     def run_op(self, op: int) -> OpResult:
         """Drive from this thread until the op ended; its result, once."""

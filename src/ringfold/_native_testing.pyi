@@ -54,11 +54,6 @@ class PlantedCore:
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
         """This call fails, also if it has not been made here yet."""
 
-    def set_step(self, step: int) -> None:
-        """
-        The program begins this step (2**64 - 1: none): calls are counted from 0 again.
-        """
-
     def restart_calls(self) -> None:
         """A peer was admitted: all members count their calls from 0 again."""
 
@@ -132,6 +127,8 @@ class PlantedCore:
     def submit(self, request: ringfold._native.OpRequest) -> int: ...
 
     def poll(self, op: int) -> ringfold._native.OpResult | None: ...
+
+    def set_step(self, step: int) -> None: ...
 
     def tags_in_flight(self) -> list[int]: ...
 
