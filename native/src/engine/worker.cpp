@@ -159,8 +159,8 @@ void Worker::work() {
   std::unique_lock lock(mutex_);
   Ns idle_since = monotonic_now();
   while (!is_stopping_) {
-    const Ns now = monotonic_now();
     bool progressed = execute_commands();
+    const Ns now = monotonic_now();  // what is sent now was called before
     progressed |= lanes_.poll(now, stops_wanted_);
     lanes_.look(now);
     if (lanes_.channel().wants_core()) {
