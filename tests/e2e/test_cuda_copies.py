@@ -97,7 +97,7 @@ def test_large_ops(
 
 
 def copies_that_fail(me: ProgramContext) -> None:
-    """On rank 1 the n-th copy of each op fails, for many n; then it calls the op again."""
+    """On rank 1 the n-th copy of each op fails, for many n; then it calls the op again, unless that is committed."""
     import torch
 
     cuda = fake(me)
@@ -105,6 +105,7 @@ def copies_that_fail(me: ProgramContext) -> None:
         right, raised = [], 0
         for fails_at in range(1, 32, 2):
             x = cuda.tensor(torch.full((2_200_000,), run.rank + 1.0))
+            expected = 3.0
             while True:
                 if run.rank == 1 and fails_at:
                     cuda.fails_at, fails_at = cuda.begun() + fails_at, 0
@@ -114,7 +115,10 @@ def copies_that_fail(me: ProgramContext) -> None:
                 except RuntimeError as error:
                     raised += "illegal memory access" in str(error)
                     right.append(bool((cuda.numbers(x) == run.rank + 1).all()))
-            right.append(bool((cuda.numbers(x) == 3).all()))
+                    if any("is committed" in note for note in getattr(error, "__notes__", ())):
+                        expected = run.rank + 1.0
+                        break
+            right.append(bool((cuda.numbers(x) == expected).all()))
         me.report("ended", right=right, raised=raised)
 
 
@@ -122,7 +126,8 @@ def test_the_error_of_a_copy_is_raised_and_the_op_can_be_called_again(cluster: P
     cluster.start_master()
     ended = [peer.expect("ended", timeout_s=90) for peer in cluster.start_program(copies_that_fail, 2, world=2)]
     assert all(all(each["right"]) for each in ended)
-    assert sorted(each["raised"] > 10 for each in ended) == [False, True]
+    # Of the 17 copies to the host each that fails ends the op. One back that fails in time is made again.
+    assert sorted(each["raised"] >= 9 for each in ended) == [False, True]
 
 
 def reduce_and_report(me: ProgramContext) -> None:

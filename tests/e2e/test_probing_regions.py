@@ -77,7 +77,12 @@ def test_two_regions_and_a_node_of_its_own_are_one_round_and_lose_their_relays(c
         "west": ("west", 2),
     }
     assert all(relay["batches"] and not relay["refused"] for relay in relays.values())
-    assert all(relay["reports"] >= 2 * relay["batches"] - 2 for relay in relays.values()), "reports come together"
+    for _ in range(20):  # a node that gets no core is late, and its report comes by itself
+        if all(relay["reports"] > relay["batches"] for relay in relays.values()):
+            break
+        rounds.whole(*names)
+        relays = {relay["name"]: relay for relay in shown(cluster)["relays"]}
+    assert all(relay["reports"] > relay["batches"] for relay in relays.values()), "reports come together"
 
     killed.kill()
     after = rounds.whole(*names)

@@ -141,7 +141,11 @@ class Spans:
 
     def give_back(self, pipeline: Pipeline | None = None) -> None:
         """The same; whatever this thread's streams are given from now on follows the results."""
-        join(self.copy_back(pipeline))
+        try:
+            join(self.copy_back(pipeline))
+        except Exception as error:
+            error.add_note("the op is committed: the other members have its result, and go on")
+            raise
 
 
 def _go_on() -> None:
