@@ -16,8 +16,8 @@ from ringfold.units import MS as MS
 """One millisecond in nanoseconds, the unit of every time in here."""
 
 
-MAX_ACTIONS = 500_000
-"""A drawn run has some thousands."""
+MAX_ACTIONS = 2_000_000
+"""A drawn run has some thousands; one with hundreds of ops in flight on many lanes has some hundred thousand."""
 
 
 class SimulationFailure(AssertionError):
