@@ -1,4 +1,4 @@
-"""A PCCL training loop with peers that come and go: `python examples/pccl/train.py [MASTER]`.
+"""A PCCL training loop with peers that come and go: `python examples/pccl/train.py [MASTER [STEPS]]`.
 
 Start a master (`pccl_master`), then this program as often as you like. Kill some, start others: those that live go on,
 and each newcomer gets the weights and the revision of the others. The model is a straight line through noisy points.
@@ -22,11 +22,11 @@ from ringfold.compat.pccl import (
     TensorInfo,
 )
 
-FEATURES, BATCH, STEPS = 64, 256, 1_000
+FEATURES, BATCH = 64, 256
 TRUTH = np.random.default_rng(0).normal(size=FEATURES).astype(np.float32)
 
 
-def main(master: str = "127.0.0.1:48148") -> None:
+def main(master: str = "127.0.0.1:48148", steps: str = "1000") -> None:
     weights, velocity = np.zeros(FEATURES, np.float32), np.zeros(FEATURES, np.float32)
     state = SharedState([TensorInfo.from_numpy(weights, "weights"), TensorInfo.from_numpy(velocity, "velocity")])
     batches = np.random.default_rng(os.getpid())
@@ -34,7 +34,7 @@ def main(master: str = "127.0.0.1:48148") -> None:
     peer.connect(n_attempts=15)
 
     is_new = True
-    while state.revision < STEPS:
+    while state.revision < int(steps):
         # A peer that was just accepted does not call it: the peers that accepted it have called it, and continue.
         if not is_new and peer.are_peers_pending():
             peer.update_topology()

@@ -318,10 +318,11 @@ def test_the_example_of_many_tags_runs_under_the_example_of_a_master(cluster: Pr
 @pytest.mark.skipif(not hasattr(Underneath, "sync_shared_state"), reason="no shared state underneath")
 def test_the_example_of_training_survives_a_death_and_takes_a_newcomer(cluster: ProgramCluster) -> None:
     address = listening(example(cluster, "master.py", "127.0.0.1:0"))
-    peers = [example(cluster, "train.py", address) for _ in range(3)]
+    # Enough of them that the newcomer is there before the others have ended: alone it would wait for ever.
+    peers = [example(cluster, "train.py", address, "4000") for _ in range(3)]
     peers[0].expect_output("revision 100")
     peers.pop().kill()
-    peers.append(example(cluster, "train.py", address))
+    peers.append(example(cluster, "train.py", address, "4000"))
     for peer in peers:
-        assert peer.wait() == 0, peer.describe()
+        assert peer.wait(90) == 0, peer.describe()
         assert "trained: 0.0" in peer.stdout.lines[-1]

@@ -53,10 +53,12 @@ def test_every_endpoint_of_a_run_shows_what_happens(cluster: ProgramCluster) -> 
         exposition.check(text)
     assert exposition.value(page(master), "ringfold_peers", state="accepted") == 3
     assert exposition.value(page(serving()[0]), "ringfold_group_size") == 3
-    committed = exposition.value(
-        page(master, "/metrics/peers"), "ringfold_ops_total", peer=str(ids[0]), outcome="committed"
-    )
-    assert committed > 3
+
+    def committed() -> float:
+        figures = page(master, "/metrics/peers")
+        return exposition.value(figures, "ringfold_ops_total", peer=str(ids[0]), outcome="committed")
+
+    until(lambda: committed() > 3, "heartbeats bring the ops of three steps")
 
     peers[1].kill()
     lost = has(lambda: exposition.value(page(master), "ringfold_departures_total", how="lost"), 1)
