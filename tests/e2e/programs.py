@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
@@ -162,6 +163,17 @@ class ProgramCluster(LocalCluster):
 def by_id(peers: Sequence[ClusterProcess]) -> dict[int, ClusterProcess]:
     """The peers by their ids in the run, as they reported when they had joined. Processes start in any order."""
     return {peer.expect("joined")["peer"]: peer for peer in peers}
+
+
+def descriptors_of(pid: int) -> list[str]:
+    """What the open descriptors of a process are, as links."""
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(fd))
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return links
 
 
 def until(look: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:

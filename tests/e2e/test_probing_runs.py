@@ -258,7 +258,10 @@ def test_replayed_packets_are_counted_and_ignored(cluster: ProgramCluster) -> No
         before = _stats(victim)["replayed"]
         relay.again(100)
         until(lambda: _stats(victim)["replayed"] > before, "replayed packets are counted")
-        whole = rounds.whole("n0", "n1")
+        for _ in range(20):  # a node that gets no core for most of a window has few pairs of it
+            whole = rounds.whole("n0", "n1")
+            if all(edge["fit"]["pairs"] >= 10 for edge in whole["edges"]):
+                break
     assert all(edge["fit"]["pairs"] >= 10 for edge in whole["edges"])
 
 

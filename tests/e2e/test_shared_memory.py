@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import ClusterProcess, ProgramCluster, ProgramContext, until
+from programs import ProgramCluster, ProgramContext, descriptors_of, until
 from training_program import check_same_bits, end_training, start_training, step_with, train
 
 import ringfold as rf
@@ -24,10 +24,6 @@ def pipes_of(pid: int) -> int:
     """How many pipes a process has mapped: the first page of each is a mapping of its own."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return sum(PIPE in line and line.split()[2] == "00000000" for line in lines)
-
-
-def descriptors_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def reduce_once(me: ProgramContext) -> None:
@@ -120,7 +116,7 @@ def test_a_killed_peer_leaves_no_mapping_and_no_descriptor(cluster: ProgramClust
     cluster.start_master()
     peers = start_training(cluster, 3, floats=1_500_000)
     stays = peers[:2]
-    before = [(pipes_of(peer.pid), descriptors_of(peer.pid)) for peer in stays]
+    before = [(pipes_of(peer.pid), len(descriptors_of(peer.pid))) for peer in stays]
     assert [pipes for pipes, _ in before] == [2, 2]
     rng = random.Random(7)
     victim = peers[2]
@@ -136,7 +132,7 @@ def test_a_killed_peer_leaves_no_mapping_and_no_descriptor(cluster: ProgramClust
             step_with(peer, 3, after=killed)
     until(lambda: [pipes_of(peer.pid) for peer in stays] == [2, 2], "as many mappings as before")
     for peer, (_, descriptors) in zip(stays, before, strict=True):
-        assert descriptors_of(peer.pid) <= descriptors + 1, "one may be an accepted connection"
+        assert len(descriptors_of(peer.pid)) <= descriptors + 1, "one may be an accepted connection"
     end_training([*stays, victim])
 
 
@@ -156,9 +152,7 @@ def test_a_frozen_peer_is_evicted_and_comes_back(cluster: ProgramCluster) -> Non
 def names_of(pid: int) -> list[str]:
     """The names at which a process listens for peers of its host."""
     inodes = {
-        link.removeprefix("socket:[").removesuffix("]")
-        for fd in Path(f"/proc/{pid}/fd").iterdir()
-        if (link := os.readlink(fd)).startswith("socket:[")
+        link.removeprefix("socket:[").removesuffix("]") for link in descriptors_of(pid) if link.startswith("socket:[")
     }
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return [row[7][1:] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("@ringfold-")]
@@ -190,12 +184,8 @@ def test_unauthenticated_clients_at_the_local_name_do_no_harm(cluster: ProgramCl
             step_with(peer, 2, after=sent)
         for client in clients:
             client.close()
-    until(lambda: not any("file" in os.readlink(fd) for fd in open_files(peers[0])), "no client's file is kept")
+    until(lambda: not any("file" in link for link in descriptors_of(peers[0].pid)), "no client's file is kept")
     end_training(peers)
-
-
-def open_files(peer: ClusterProcess) -> list[Path]:
-    return [fd for fd in Path(f"/proc/{peer.pid}/fd").iterdir() if fd.is_symlink()]
 
 
 def test_memory_is_shared_inside_a_process_too() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from programs import ClusterProcess, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, ProgramCluster, ProgramContext, descriptors_of, until
 from training_program import step_with, work_and_rejoin
 
 Floats = npt.NDArray[np.float32]
@@ -108,16 +108,6 @@ def memory_of(pid: int) -> set[int]:
 
 def left_of(pid: int, theirs: set[int]) -> set[int]:
     return (pipes_of(pid) | mappings_of(pid, "ringfold-life")) & theirs
-
-
-def descriptors_of(pid: int) -> list[str]:
-    links = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            links.append(os.readlink(fd))
-        except FileNotFoundError:  # closed meanwhile
-            continue
-    return links
 
 
 def check_nothing_left(stays: Sequence[ClusterProcess], theirs: set[int], most: Sequence[int], threads: int) -> None:
